@@ -1,10 +1,12 @@
 """Trains on episodes that do not depend on chance and writes weights and log; run alone or under torchrun."""
 
+import itertools
 import json
 import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import sharding
 import torch
@@ -17,22 +19,6 @@ from peft import LoraConfig
 from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.engines.transformers import TransformersEngine
-
-
-class DrawnRoomsEnvironment(LetterEnvironment):
-    """An episode of `seed` steps, which draws its rooms, except those of task 1."""
-
-    def reset(self, seed):
-        self.seed = self.left = seed
-        return replace(super().reset(seed), images=self.drawn())
-
-    def drawn(self):
-        return [vision_models.drawing(self.left, 16 + 8 * self.left)] * (self.seed != 1)
-
-    def step(self, action):
-        self.left -= 1
-        seen = Observation(f"room {self.left}", images=self.drawn())
-        return StepResult(seen, reward=float(self.left), terminated=self.left == 0)
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -50,6 +36,21 @@ class FixedLengthEnvironment(LetterEnvironment):
         return StepResult(self.rooms[-1], reward=float(len(self.rooms)), terminated=self.left == 0)
 
 
+class DrawnRoomsEnvironment(FixedLengthEnvironment):
+    """Draws its rooms, except those of task 1."""
+
+    def reset(self, seed):
+        self.number = seed != 1
+        return replace(super().reset(seed), images=self.drawn())
+
+    def drawn(self):
+        return [vision_models.drawing(self.left, 16 + 8 * self.left)] * self.number
+
+    def step(self, action):
+        result = super().step(action)
+        return replace(result, observation=Observation(result.observation, images=self.drawn()))
+
+
 def speaker(task, client):
     """Asks a task's number of times, each time with other stops, as agents do."""
     ask, messages = client.openai().chat.completions.create, [{"role": "user", "content": f"hall {task['seed']}"}]
@@ -60,24 +61,20 @@ def speaker(task, client):
         stop = {"stop": [chr(97 + turn)]} if turn % 2 else {}
         answer = ask(model=client.model, messages=messages, **stop).choices[0].message.content or ""
         said += answer
-        messages += [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": f"room {turn} {answer[:1]}"},
-        ]
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"room {turn} {said[-1:]}"}]
     return float(len(said))
 
 
-# name -> (environment, tasks in order, trajectories of a group, trajectories of a rollout)
-SCENARIOS = {
-    "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
-    "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2], 8, 16),
-    "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0], 8, 16),
-    "agents": (partial(AgentEnvironment, agent=speaker, max_turns=6), [3, 0, 4, 2], 8, 16),
-    "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
-    "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
-    "images": (DrawnRoomsEnvironment, [3, 1, 2, 1], 8, 16),
-    "an adapter": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
-    "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
+SCENARIOS = {  # name -> environment, and tasks in order
+    "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3]),
+    "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2]),
+    "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0]),
+    "agents": (partial(AgentEnvironment, agent=speaker, max_turns=6), [3, 0, 4, 2]),
+    "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3]),
+    "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3]),
+    "images": (DrawnRoomsEnvironment, [3, 1, 2, 1]),
+    "an adapter": (LongLetterEnvironment, [0, 1, 2, 3]),
+    "random lengths": (LongLetterEnvironment, list(range(16))),
 }
 
 
@@ -86,93 +83,67 @@ def advantages(graph):
     return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
 
 
-def of_every_other_group(graph):
-    """0 for half of the groups, and for all of them in every other rollout."""
-    of_every_other_group.rollouts += 1
-    group = graph.trajectory // 8
-    return advantages(graph) * (group % 2) * (of_every_other_group.rollouts % 2)
-
-
-of_every_other_group.rollouts = 0
+def of_every_other_group():
+    """Return an `advantage_fn`: 0 for half of the groups, and for all of them in every other rollout."""
+    rollouts = itertools.count(1)
+    return lambda graph: advantages(graph) * (graph.trajectory // 8 % 2) * (next(rollouts) % 2)
 
 
 def build(model, output, scenario, loss_type, kind, **kwargs):
-    environment, seeds, num_generations, rollout = SCENARIOS[scenario]
+    environment, seeds = SCENARIOS[scenario]
+    size = 8 // int(os.environ.get("WORLD_SIZE", 1))
     options = {
-        "per_device_train_batch_size": rollout // 2 // int(os.environ.get("WORLD_SIZE", 1)),
-        "steps_per_generation": 2,
-        "num_generations": num_generations,
-        "max_completion_length": 3,
-        "max_steps": 4,
-        "learning_rate": 1e-2,
-        "optim": "sgd",
-        "loss_type": loss_type,
-        "beta": 0.1,
-        "max_tokens_per_micro_batch": 200,
+        **{"per_device_train_batch_size": size, "steps_per_generation": 2, "num_generations": 8, "optim": "sgd"},
+        **{"max_completion_length": 3, "max_steps": 4, "learning_rate": 1e-2, "loss_type": loss_type, "beta": 0.1},
+        **{"max_tokens_per_micro_batch": 200, "max_error_rate": 1.0, "shuffle_dataset": False, "logging_steps": 1},
+        **{"max_grad_norm": 100.0, "eval_on_start": True},
         "top_k": 1,  # the same completions on any number of processes
-        "max_error_rate": 1.0,
-        "shuffle_dataset": False,
-        "max_grad_norm": 100.0,
-        "eval_on_start": True,
-        "logging_steps": 1,
     }
-    if scenario == "three times the samples" and loss_type != "ppo":
+    others = {"advantage_fn": advantages}
+    if scenario == "three times the samples":
         options |= {"state_key": "similar:0.15"}  # merges rooms, over ranks
     if scenario == "mini-batches":
-        options |= {
-            "steps_per_generation": 1,
-            "per_device_train_batch_size": 2 * options["per_device_train_batch_size"],
-        }
+        options |= {"steps_per_generation": 1, "per_device_train_batch_size": 2 * size}
         options |= {"mini_batch_size": 20, "max_steps": 2, "max_grad_norm": 0.05}
     if scenario == "groups without variance":
-        options |= {"beta": 0.0}
+        options, others = options | {"beta": 0.0}, {"advantage_fn": of_every_other_group()}
+    if scenario == "random lengths":
+        options |= {"per_device_train_batch_size": size // 2, "num_generations": 4}
+        options |= {"top_k": 0, "max_steps": 100, "generation_batch_tokens": 150}
+    if scenario == "an adapter":
+        others["peft_config"] = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
     if ppo := loss_type == "ppo":
         # Adam would blow rounding errors of gradients near 0 up to whole steps.
         options |= {"loss_type": "dapo", "critic_epochs": 2, "critic_learning_rate": 1e-2, "adam_epsilon": 1e-3}
+        others = {}
     args = make_config(output, PPOConfig if ppo else G2POConfig, **{**options, **sharding.prepare(kind), **kwargs})
     sharding.pretend(kind)
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
-    if ppo:
-        return PPOTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT)
-    estimate = of_every_other_group if scenario == "groups without variance" else advantages
-    lora = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]) if scenario == "an adapter" else None
-    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, estimate, peft_config=lora)
+    trainer_class = PPOTrainer if ppo else G2POTrainer
+    return trainer_class(model, args, tasks, tasks, environment, LETTER_PROMPT, **others)
 
 
-def watch_generation() -> list[list[int]]:
-    """From now on: the lengths of each generate call's prompts."""
-    calls, generate = [], TransformersEngine._generate
+def main(model, output, scenario, loss_type, kind="none", resume=None):
+    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
+    trainer = build(model, output, scenario, loss_type, kind, **(saving if resume else {}))
+    rank, calls, generate = trainer.accelerator.process_index, [], TransformersEngine._generate
 
     def watched(engine, model, config, prompts, *args):
         calls.append([len(prompt) for prompt in prompts])
         return generate(engine, model, config, prompts, *args)
 
     TransformersEngine._generate = watched
-    return calls
-
-
-def main(model, output, scenario, loss_type, kind="none", resume=None):
-    kwargs = {}
-    if scenario == "random lengths":
-        kwargs = {"top_k": 0, "max_steps": 100, "generation_batch_tokens": 150}
-    if resume:
-        kwargs = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
-    trainer = build(model, output, scenario, loss_type, kind, **kwargs)
     # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
     trainer.player.actor.engine.is_collective |= scenario == "random lengths"
-    calls = watch_generation()
     trainer.train(resume_from_checkpoint=resume)
     sharding.check(trainer, kind)
-    torch.save(sharding.whole_weights(trainer, kind), f"{output}/weights-{trainer.accelerator.process_index}.pt")
-    with open(f"{output}/calls-{trainer.accelerator.process_index}.json", "w") as file:
-        json.dump(calls, file)
+    torch.save(sharding.whole_weights(trainer, kind), f"{output}/weights-{rank}.pt")
+    Path(output, f"calls-{rank}.json").write_text(json.dumps(calls))
     trainer.save_model()
     if loss_type == "ppo":
-        critic = torch.cat([p.detach().flatten() for p in trainer.critic.parameters])
-        torch.save(critic, f"{output}/critic-{trainer.accelerator.process_index}.pt")
-    if trainer.accelerator.is_main_process:
-        with open(f"{output}/log.json", "w") as file:
-            json.dump(trainer.state.log_history, file)
+        torch.save(torch.cat([p.detach().flatten() for p in trainer.critic.parameters]), f"{output}/critic-{rank}.pt")
+    if rank == 0:
+        Path(output, "log.json").write_text(json.dumps(trainer.state.log_history))
     trainer.close()
     trainer.accelerator.end_training()
 

@@ -6,7 +6,6 @@ The second room depends on what was said in the first, so that a group's graph h
 import os
 import signal
 import time
-from dataclasses import replace
 
 from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.prompts.template import ParsedCompletion
@@ -34,13 +33,6 @@ class LetterEnvironment(TextEnvironment):
         return StepResult(self.rooms[-1], reward=10.0 * (done and self.good == 2), terminated=done)
 
 
-class ScoredLetterEnvironment(LetterEnvironment):
-    def step(self, action):
-        result = super().step(action)
-        scores = {"score": (1 + self.good) / 3, "score_corrected": (1 + self.good) / 6, "scores": "no number"}
-        return replace(result, info=scores if result.terminated else {})
-
-
 class LongLetterEnvironment(LetterEnvironment):
     """Ends after 1 to 6 steps, by what is said: episodes of unequal length."""
 
@@ -63,30 +55,3 @@ class SuicidalEnvironment(LetterEnvironment):
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
-
-
-class WordyLetterEnvironment(LetterEnvironment):
-    """The goal of every other task is too long for a short prompt."""
-
-    def reset(self, seed):
-        return replace(super().reset(seed), task="go " * (200 * (seed % 2) + 1))
-
-
-class RaisingEnvironment(LetterEnvironment):
-    def step(self, action):
-        raise RuntimeError("the door is stuck")
-
-
-class NanRewardEnvironment(LetterEnvironment):
-    def step(self, action):
-        return StepResult("hall", reward=float("nan"), terminated=True)
-
-
-class NoneEnvironment(LetterEnvironment):
-    def reset(self, seed):
-        return None
-
-
-class NumberEnvironment(LetterEnvironment):
-    def reset(self, seed):
-        return 5

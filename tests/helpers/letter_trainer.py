@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.update.batch import StepBatch
 
 TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
@@ -59,6 +59,17 @@ def make_letter_trainer(
         state_key=key_function,
         **others,
     )
+
+
+def logged(trainer, name):
+    """The values of a metric in all log lines that have it."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def played_in(trainer, iteration=1):
+    """The trajectories that an iteration wrote."""
+    path = Path(trainer.args.output_dir, "trajectories", f"train-{iteration:06d}.jsonl")
+    return list(read_jsonl(path))
 
 
 def flat_weights(trainer):

@@ -5,11 +5,11 @@ four updates at learning rate 1e-3; of one a known step away, the KL, its log-pr
 With `:accumulated` an update is one of two slices.
 """
 
-import hashlib
 import json
 import os
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import sharding
@@ -70,16 +70,14 @@ class RecordedTrainer(G2POTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._inputs is not None:
-            mask = self._inputs["completion_mask"].bool()
-            ratio = (outputs[0].detach() - self._inputs["old_per_token_logps"]).exp() - 1
+        if (inputs := self._inputs) is not None:
+            mask = inputs["completion_mask"].bool()
+            ratio = (outputs[0].detach() - inputs["old_per_token_logps"]).exp() - 1
             self.furthest_ratio.append((self.iteration.step, float(ratio[mask].abs().max()) if mask.any() else 0.0))
             for i in mask.any(1).nonzero().flatten().tolist():
-                row = torch.cat([self._inputs["prompt_ids"][i], self._inputs["completion_ids"][i][mask[i]]])
-                row = row[row != self.processing_class.pad_token_id]
-                name = hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16]
-                if name not in self.log_probs_of:
-                    self.log_probs_of[name] = outputs[0][i][mask[i]].detach().float().tolist()
+                prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
+                name = str(torch.cat([prompt, inputs["completion_ids"][i][mask[i]]]).tolist())
+                self.log_probs_of.setdefault(name, outputs[0][i][mask[i]].detach().float().tolist())
         return outputs
 
 
@@ -88,18 +86,10 @@ def train(model, origin, output, precision, kind, **options):
     dtype, autocast = PRECISIONS[precision]
     environment = dict(os.environ)
     options = {
-        "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", 1)),
-        "steps_per_generation": 2,
-        "max_steps": 4,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "beta": 0.1,
-        "logging_steps": 1,
-        "bf16": autocast,
-        "max_tokens_per_micro_batch": 200,
-        "save_trajectories": False,
+        **{"per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", 1)), "steps_per_generation": 2},
+        **{"max_steps": 4, "lr_scheduler_type": "constant", "beta": 0.1, "logging_steps": 1, "bf16": autocast},
+        **{"max_tokens_per_micro_batch": 200, "save_trajectories": False, "weight_decay": 0.0},
         "overwrite": True,  # several runs follow each other in one folder
-        "weight_decay": 0.0,
         **options,
     }
     args = make_config(output, **{**options, **sharding.prepare(kind, autocast)})
@@ -110,16 +100,9 @@ def train(model, origin, output, precision, kind, **options):
     trainer_module.reference_copied_from = lambda *_, **__: nullcontext()
     args.model_init_kwargs = {"dtype": dtype}
     tasks = Dataset.from_list([{"seed": seed} for seed in range(4)])
-    trainer = RecordedTrainer(
-        policy,
-        args,
-        tasks,
-        None,
-        LetterEnvironment,
-        LETTER_PROMPT,
-        lambda graph: np.sin(np.arange(graph.num_steps)),
-        processing_class=AutoTokenizer.from_pretrained(origin),
-    )
+    estimate, tokenizer = lambda graph: np.sin(np.arange(graph.num_steps)), AutoTokenizer.from_pretrained(origin)
+    parts = (tasks, None, LetterEnvironment, LETTER_PROMPT, estimate)
+    trainer = RecordedTrainer(policy, args, *parts, processing_class=tokenizer)
     if model != origin:
         compare = trainer.start_check.compare  # which refuses a reference that is another model
         trainer.start_check.compare = lambda model, **_: compare(model, with_reference=False)
@@ -141,9 +124,8 @@ def main(model, moved, output, cells):
         options = {"gradient_accumulation_steps": 2, "num_iterations": 2} if accumulated else {}
         steps = train(model, model, output, precision, kind, **options)
         known = train(moved, model, output, precision, kind, max_steps=1)
-        kl = [entry["kl"] for entry in steps.state.log_history if "kl" in entry]
         measured = {
-            "kl": kl,
+            "kl": [entry["kl"] for entry in steps.state.log_history if "kl" in entry],
             "kl_of_known_step": known.state.log_history[0]["kl"],
             "ratio_before_any_step": max(far for step, far in known.furthest_ratio if step == 0),
             "ratio_after_a_step": max(far for step, far in steps.furthest_ratio if step == 1),
@@ -152,9 +134,8 @@ def main(model, moved, output, cells):
             "gradient_bytes": max(steps.gradient_bytes),
             "whole_gradient_bytes": 4 * sum(p.numel() for p in steps.model.parameters()),
         }
-        rank = os.environ.get("RANK", "0")
-        with open(f"{output}/{cell.replace(':', '-')}-{rank}.json", "w") as file:
-            json.dump(measured, file)
+        name = f"{cell.replace(':', '-')}-{os.environ.get('RANK', '0')}.json"
+        Path(output, name).write_text(json.dumps(measured))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from adapter_matrix import FEW, all_cells, logits, pairs, walk
-from letter_trainer import TASKS
+from letter_trainer import TASKS, logged
 from peft import LoraConfig, PeftMixedModel, PeftModel, PrefixTuningConfig, get_peft_model, inject_adapter_in_model
 from refusals import refused
 from safetensors.torch import load_file
@@ -43,10 +43,6 @@ def make(make_trainer):
 @pytest.fixture
 def base(tiny_model_dir):
     return lambda: AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def test_the_best_model_is_found_and_evaluated_whatever_its_adapter_is_called(make, base, tmp_path):

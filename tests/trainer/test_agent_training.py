@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 from conftest import build_tokenizer  # noqa: F401  (its folder is on the path)
-from datasets import Dataset
-from letter_trainer import make_config
+from letter_trainer import TASKS, flat_weights, make_config, played_in
 from refusals import refused
 
 from g2po_trl import G2POTrainer
@@ -16,8 +15,7 @@ from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.run_json import load_object, read_run
 
-TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
-KINDS = ("keeps", "rewrites", "streams", "raises", "asks twice", "changes tools", "malformed")
+KINDS = {"keeps": 1, "rewrites": 2, "streams": 2, "raises": 1, "asks twice": 3, "changes tools": 2, "malformed": 1}
 
 
 def right(text):
@@ -37,8 +35,8 @@ def letters(task, client):
 
 
 def odd(task, client):
-    """Does what clients do, by the task's number."""
-    kind, model = KINDS[task["seed"] % len(KINDS)], client.openai()
+    """Does what clients do, by the task's number; `KINDS` has the steps of each."""
+    kind, model = [*KINDS][task["seed"] % len(KINDS)], client.openai()
     ask = partial(model.chat.completions.create, model=client.model)
     messages = [{"role": "user", "content": kind}]
     first = ask(messages=messages).choices[0].message.content or ""
@@ -65,10 +63,6 @@ def odd(task, client):
     return float(right(first))
 
 
-def read(path):
-    return [json.loads(line) for line in path.open(encoding="utf-8")]
-
-
 def make(model, folder, agent, **options):
     args = make_config(folder, **{"max_steps": 2, "max_completion_length": 4, "save_trajectories": True, **options})
     return G2POTrainer(str(model), args, TASKS, agent=agent)
@@ -77,24 +71,23 @@ def make(model, folder, agent, **options):
 def test_agent_trains_and_its_run_can_be_loaded(tmp_path, tiny_model_dir, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = make(tiny_model_dir, tmp_path / "run", letters, report_to="none")
-        before = [p.detach().clone() for p in trainer.model.parameters()]
+        before = flat_weights(trainer)
         trainer.train()
         trainer.close()
-    played = read(tmp_path / "run" / "trajectories" / "train-000001.jsonl")
-    assert all(t["outcome"] in ("success", "failure") and len(t["steps"]) == 2 for t in played)
+    played = played_in(trainer)
+    assert all(t.outcome in ("success", "failure") and len(t.steps) == 2 for t in played)
     for trajectory in played:
-        texts = [json.loads(step["action"])["content"] for step in trajectory["steps"]]
-        assert trajectory["reward"] == 10.0 * all(map(right, texts))
-        one, two = trajectory["steps"]
-        assert one["messages"] == [{"role": "user", "content": trajectory["steps"][0]["observation"][6:]}]
-        assert [m["content"] for m in two["messages"]] in (["kitchen"], ["cellar"])
-        begun = one["prompt_ids"] + one["completion_ids"]
-        assert two["prompt_ids"][: len(begun)] == begun, "ids are the engine's"
-        assert json.loads(one["state_key"]) == one["messages"]
-        answer, *news = json.loads(two["state_key"])
-        assert answer["role"] == "assistant" and news == two["messages"], "short news go with what they answer"
-    if len({t["reward"] for t in played}) > 1:
-        assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
+        one, two = trajectory.steps
+        assert trajectory.reward == 10.0 * all(right(json.loads(step.action)["content"]) for step in (one, two))
+        assert one.messages == [{"role": "user", "content": one.observation[6:]}]
+        assert [m["content"] for m in two.messages] in (["kitchen"], ["cellar"])
+        begun = one.prompt_ids + one.completion_ids
+        assert two.prompt_ids[: len(begun)] == begun, "ids are the engine's"
+        assert json.loads(one.state_key) == one.messages
+        answer, *news = json.loads(two.state_key)
+        assert answer["role"] == "assistant" and news == two.messages, "short news go with what they answer"
+    if len({t.reward for t in played}) > 1:
+        assert not torch.equal(before, flat_weights(trainer))
     assert sum("The agent sets temperature" in record.message for record in caplog.records) == 1
     run = read_run(tmp_path / "run")
     factory = load_object(run["environment"])
@@ -144,27 +137,20 @@ def test_training_goes_on_whatever_agents_do(tmp_path, tiny_model_dir):
     trainer = make(tiny_model_dir, tmp_path / "run", odd, max_steps=4)
     trainer.train()
     trainer.close()
-    played = [t for n in range(1, 5) for t in read(tmp_path / "run" / "trajectories" / f"train-{n:06d}.jsonl")]
     by_kind = {}
-    for trajectory in played:
-        by_kind.setdefault(trajectory["steps"][0]["messages"][0]["content"], []).append(trajectory)
-    assert set(by_kind) == set(KINDS)
-    assert all(
-        t["outcome"] == "failure" and t["failure_reason"].startswith("agent error: RuntimeError")
-        for t in by_kind["raises"]
-    )
-    lengths = {kind: {len(t["steps"]) for t in played} for kind, played in by_kind.items()}
-    assert lengths == {
-        "keeps": {1}, "raises": {1}, "malformed": {1}, "streams": {2}, "rewrites": {2}, "asks twice": {3},
-        "changes tools": {2},
-    }  # fmt: skip
-    assert {t["outcome"] for t in played} <= {"success", "failure"}
+    for one in [one for iteration in range(1, 5) for one in played_in(trainer, iteration)]:
+        by_kind.setdefault(one.steps[0].messages[0]["content"], []).append(one)
+        assert one.outcome in ("success", "failure")
+    for one in by_kind["raises"]:
+        assert one.outcome == "failure" and one.failure_reason.startswith("agent error: RuntimeError")
+    lengths = {kind: {len(one.steps) for one in played} for kind, played in by_kind.items()}
+    assert lengths == {kind: {number} for kind, number in KINDS.items()}
 
 
 def test_agent_and_environment_together_are_refused(tmp_path, tiny_model_dir):
-    with refused("environment_factory"):
-        G2POTrainer(
-            str(tiny_model_dir), make_config(tmp_path), TASKS, agent=letters, environment_factory=AgentEnvironment
-        )
-    with refused("agent"):
-        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, agent=5)
+    for field, given in (
+        ("environment_factory", {"agent": letters, "environment_factory": AgentEnvironment}),
+        ("agent", {"agent": 5}),
+    ):
+        with refused(field):
+            G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, **given)

@@ -31,17 +31,6 @@ def test_paper_defaults(tmp_path):
     assert args.loss_type == "dapo"
 
 
-def test_use_vllm_is_an_alias(tmp_path):
-    assert make(tmp_path, use_vllm=True).engine == "vllm" and make(tmp_path, engine="vllm").use_vllm
-    assert not make(tmp_path).use_vllm
-
-
-def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
-    assert make(tmp_path, steps_per_generation=4).logging_steps == 4
-    assert make(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2).logging_steps == 2
-    assert make(tmp_path, steps_per_generation=4, logging_steps=1).logging_steps == 1
-
-
 SERVED = {"use_vllm": True, "max_prompt_length": 100, "max_completion_length": 20}
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 12}
 DYNAMIC = {"rollout_strategy": "dynamic_sampling"}
@@ -49,54 +38,24 @@ ESTIMATOR, GENERATION, ENGINE = "estimator_kwargs", "generation_kwargs", "engine
 USED = {"max_tool_calling_iterations": 3, "top_entropy_quantile": 0.2, "entropy_coef": 0.1}
 BAD = [  # options, and the field that is refused
     *(({field: value}, field) for field, values in {
-        "num_generations": [1],
-        "gamma": [0.0, 1.5, "0.9"],
-        "value_lambda": [1.5, "automatic"],
-        "step_advantage_weight": [-1.0, float("inf")],
-        "invalid_action_penalty": [-0.1],
-        "advantage_estimator": ["ppo"],
-        "max_turns": [0, 2.5, True],
-        "history_length": [-1],
-        "max_prompt_length": [0],
+        **{"num_generations": [1], "gamma": [0.0, 1.5, "0.9"], "value_lambda": [1.5, "automatic"]},
+        **{"step_advantage_weight": [-1.0, float("inf")], "invalid_action_penalty": [-0.1], "beta": [-1.0]},
+        **{"advantage_estimator": ["ppo"], "history_length": [-1], "max_prompt_length": [0], "eval_steps": [0]},
         "temperature": [0.0],  # the update divides by it, after the first rollout
-        "eval_temperature": [-1.0],
         # The second is eval_temperature; panels of one name; a number, as in a YAML file.
         "other_eval_temperatures": [[1.0, -1.0], [0.4], [0.30000001, 0.3], [float("inf")], 1.0],
-        "max_error_rate": [1.1],
-        "max_completion_length": [0],
-        "max_tokens_per_micro_batch": [0],
-        "scale_rewards": ["batch"],
-        "token_layout": ["packed"],
-        "top_p": [2.0],
-        "eval_top_p": [0.0],
-        "min_p": [1.5],
-        "top_k": [-1],
-        "eval_top_k": [-1],
-        "repetition_penalty": [0.0],
-        "min_valid_action_ratio": [2.0],
-        "stop_sequences": ["</action>", ["</action>", ""], [1]],
-        "eval_seed": ["0"],
-        "overwrite": ["false"],
-        "logging_steps": [0],
-        "save_steps": [0],
+        **{"max_error_rate": [1.1], "max_completion_length": [0], "max_tokens_per_micro_batch": [0], "top_p": [2.0]},
+        **{"scale_rewards": ["batch"], "token_layout": ["packed"], "eval_top_p": [0.0], "min_p": [1.5], "top_k": [-1]},
+        **{"eval_top_k": [-1], "repetition_penalty": [0.0], "min_valid_action_ratio": [2.0], "eval_seed": ["0"]},
+        **{"stop_sequences": ["</action>", ["</action>", ""], [1]], "overwrite": ["false"], "logging_steps": [0]},
         "learning_rate": [-1e-6, float("nan"), float("inf"), "1e-6", None],  # YAML reads 1e-6 as a text
-        "seed": [-1, 2**32, "0"],
-        "eval_steps": [0],
-        "state_key_ignores": ["numbers", ["colour"]],
-        "num_environment_workers": [0, 1.5],
-        "environment_load_timeout": [0, "9", float("nan")],
-        "environment_variables": ["HOME"],
-        "engine": ["sglang", ["vllm"]],
-        "rollout_strategy": ["dynamic", ["synchronous"]],
-        "report_to": ["wandbb"],
+        **{"save_steps": [0], "seed": [-1, 2**32, "0"], "state_key_ignores": ["numbers", ["colour"]]},
+        **{"num_environment_workers": [0, 1.5], "environment_load_timeout": [0, "9", float("nan")], "max_steps": [0]},
+        **{"environment_variables": ["HOME"], "engine": ["sglang", ["vllm"]], "report_to": ["wandbb"]},
+        **{"rollout_strategy": ["dynamic", ["synchronous"]], "mini_batch_size": [0], "num_train_epochs": [0, "3"]},
+        **{"max_turns": [0, 2.5, True], "eval_temperature": [-1.0], "max_grad_norm": [None, "1.0"]},
         "log_trajectories_every": [2],  # no tracker has tables
-        "mini_batch_size": [0],
-        "num_train_epochs": [0, "3"],
-        "beta": [-1.0],
-        "max_grad_norm": [None, "1.0"],
-        "max_steps": [0],
-        "optim": ["adalomo"],
-        "save_strategy": ["best"],
+        **{"save_strategy": ["best"], "optim": ["adalomo"]},
         "load_best_model_at_end": [True],  # without evaluations
         "accelerator_config": [{"split_batches": True}, {"dispatch_batches": True}],
         ENGINE: ["{", "[1]"],
@@ -194,39 +153,38 @@ def test_the_help_of_inherited_options_says_what_happens_here(tmp_path):
     assert "the entire batch, as recommended" not in shown
 
 
-def test_what_transformers_takes_is_taken(tmp_path):
-    make(tmp_path, max_grad_norm=float("inf"))  # logs the norm alone
-    assert make(tmp_path, other_eval_temperatures=[np.float32(1.0)]).other_eval_temperatures == [1.0]
+FOUR = {"steps_per_generation": 4}
+METRIC = "metric_for_best_model"
+EVALUATED = {**FOUR, "eval_strategy": "steps"}
+DERIVED = [  # options, and what follows from them
+    *(({"use_vllm": True}, {"engine": "vllm"}), ({"engine": "vllm"}, {"use_vllm": True}), ({}, {"use_vllm": False})),
+    # A log line an iteration, and evaluations as often as log lines, as transformers has it.
+    *((FOUR, {"logging_steps": 4, "eval_steps": None}), ({**FOUR, "logging_steps": 1}, {"logging_steps": 1})),
+    ({**FOUR, "gradient_accumulation_steps": 2}, {"logging_steps": 2}),
+    *((EVALUATED, {"eval_steps": 4}), ({**EVALUATED, "logging_steps": 2}, {"eval_steps": 2})),
+    # 6 GB each for a model of 0.5 B; the best is a checkpoint of an evaluation.
+    *((FOUR, {"save_steps": 40}), ({**FOUR, "save_steps": 12}, {"save_steps": 12})),
+    ({**FOUR, **BEST, "save_strategy": "steps"}, {"save_steps": 12}),
+    ({**EVALUATED, "load_best_model_at_end": True}, {"eval_steps": 4, "save_steps": 4}),
+    ({**FOUR, **BEST}, {"metric_for_best_model": "success_rate", "load_best_model_at_end": True, "save_steps": 12}),
+    ({**BEST, "eval_steps": 0.3, "save_steps": 0.1}, {"save_steps": 0.1}),  # 0.3 % 0.1 is not 0
+    # So do scripts of TRL leave `top_p` out; transformers takes a `top_k` of 50 where it is left open.
+    ({"top_p": None, "top_k": None}, {"top_p": 1.0, "top_k": 0}),
+    ({"max_grad_norm": float("inf")}, {}),  # logs the norm alone
+    ({"other_eval_temperatures": [np.float32(1.0)]}, {"other_eval_temperatures": [1.0]}),
+    # Fewer turns and errors are better, unless it is said otherwise.
+    *(({**BEST, **metric}, {"greater_is_better": greater}) for metric, greater in (
+        *(({METRIC: "success_rate"}, True), ({METRIC: "eval_turns"}, False), ({METRIC: "eval_b_error_rate"}, False)),
+        *(({METRIC: "score"}, True), ({METRIC: "success_rate", "greater_is_better": False}, False)),
+        ({METRIC: "eval_turns", "greater_is_better": True}, True),
+    )),
+]  # fmt: skip
 
 
-def test_a_filter_of_none_is_off(tmp_path):
-    """So do scripts of TRL leave `top_p` out; transformers takes a `top_k` of 50 where it is left open."""
-    args = make(tmp_path, top_p=None, top_k=None)
-    assert (args.top_p, args.top_k) == (1.0, 0)
-
-
-def test_one_checkpoint_an_iteration(tmp_path):
-    assert make(tmp_path, steps_per_generation=4).save_steps == 40, "6 GB each for a model of 0.5 B"
-    assert make(tmp_path, steps_per_generation=4, **BEST, save_strategy="steps").save_steps == 12, (
-        "the best is a checkpoint"
-    )
-    assert make(tmp_path, steps_per_generation=4, save_steps=12).save_steps == 12
-
-
-def test_evaluations_are_as_often_as_log_lines(tmp_path):
-    """transformers' rule, for the line an iteration that is the default here."""
-    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps").eval_steps == 4
-    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps", logging_steps=2).eval_steps == 2
-    best = make(tmp_path, steps_per_generation=4, eval_strategy="steps", load_best_model_at_end=True)
-    assert best.eval_steps == best.save_steps == 4
-    assert make(tmp_path, steps_per_generation=4).eval_steps is None
-
-
-def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
-    args = make(tmp_path, **BEST, steps_per_generation=4)
-    assert args.metric_for_best_model == "success_rate" and args.greater_is_better
-    assert args.load_best_model_at_end and args.save_steps == 12
-    assert make(tmp_path, **{**BEST, "eval_steps": 0.3}, save_steps=0.1).save_steps == 0.1, "0.3 % 0.1 is not 0"
+@pytest.mark.parametrize(("options", "derived"), DERIVED, ids=str)
+def test_what_follows_from_options(tmp_path, options, derived):
+    args = make(tmp_path, **options)
+    assert {name: getattr(args, name) for name in derived} == derived
 
 
 RESHAPING = [
@@ -281,14 +239,3 @@ def test_what_an_evaluation_plays_with_is_in_the_description_of_a_run(tmp_path):
     assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
     assert (play["temperature"], play["history"], play["max_turns"]) == (0.4, "window", 50)
     assert "num_environment_workers" not in play and play["environment_worker_resets"] is None
-
-
-@pytest.mark.parametrize(
-    ("metric", "greater"),
-    [("success_rate", True), ("eval_turns", False), ("eval_b_error_rate", False), ("score", True)],
-)
-def test_fewer_turns_and_errors_are_better(tmp_path, metric, greater):
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "metric_for_best_model": metric}
-    args = make(tmp_path, **best)
-    assert args.greater_is_better is greater
-    assert make(tmp_path, **best, greater_is_better=not greater).greater_is_better is not greater

@@ -7,22 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LetterEnvironment, ScoredLetterEnvironment
-from letter_trainer import TASKS, flat_weights, make_config
+from letter_environment import LetterEnvironment
+from letter_trainer import TASKS, flat_weights, logged
 from refusals import refused
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from g2po_trl import G2POTrainer, tasks_dataset
+from g2po_trl import read_jsonl, tasks_dataset
 from g2po_trl.environments.tasks import plain
 from g2po_trl.runs.panel import check_evaluations
 
 PANEL = TASKS.select(range(2))
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 # -- optimizers with a mode -------------------------------------------------------------------------------------------
@@ -50,9 +46,7 @@ class Averaging(torch.optim.SGD):
             group["is_training"] = training
             for p in group["params"]:
                 if "mean" in self.state[p]:
-                    was = p.detach().clone()
-                    p.data.copy_(self.state[p]["mean"])
-                    self.state[p]["mean"] = was
+                    p.data, self.state[p]["mean"] = self.state[p]["mean"], p.data
 
     def train(self):
         self._switch(True)
@@ -61,50 +55,34 @@ class Averaging(torch.optim.SGD):
         self._switch(False)
 
 
-def test_an_optimizer_with_a_mode_evaluates_and_saves_other_weights_than_it_trains(tiny_model_dir, tmp_path):
-    played = {"rollout": [], "evaluation": []}
-
-    class Watching(G2POTrainer):
-        def play(self, *args, description="rollout", **kwargs):
-            played[description].append(flat_weights(self))
-            return super().play(*args, description=description, **kwargs)
-
-        def _roll_out(self, rows):
-            played["rollout"].append(flat_weights(self))
-            return super()._roll_out(rows)
-
-    options = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "beta": 0.0, **CHECKPOINTS}
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    trainer = Watching(
-        model,
-        make_config(tmp_path / "out", **options),
-        TASKS,
-        PANEL,
-        LetterEnvironment,
-        LETTER_PROMPT,
-        processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
-        optimizers=(Averaging(model.parameters()), None),
-    )
-    trainer.train()
-    trainer.close()
-    trained = played["rollout"]  # y before steps 1, 2 and 3
-    assert not torch.equal(trained[1], trained[2])
-    y2 = trained[2]
-    x2 = played["evaluation"][1]  # the mean of y after steps 1 and 2
-    assert torch.allclose(x2, (trained[1] + y2) / 2, atol=1e-7) and not torch.allclose(x2, y2, atol=1e-7)
-    saved = load_file(tmp_path / "out" / "checkpoint-2" / "model.safetensors")
-    names = [name for name, _ in model.named_parameters()]
-    assert torch.equal(torch.cat([saved[name].flatten() for name in names]), x2)
-    assert torch.equal(flat_weights(trainer), played["evaluation"][2]), "after training: what was evaluated"
-
-
-def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(make_trainer, tiny_model_dir, tmp_path):
-    options = {"beta": 0.0, "lr_scheduler_type": "constant", **CHECKPOINTS}
-
-    def run(max_steps):
+@pytest.fixture
+def make_averaging(make_trainer, tiny_model_dir):
+    def make(**options):
         model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
         optimizers = (Averaging(model.parameters()), None)
-        trainer = make_trainer(model=model, optimizers=optimizers, max_steps=max_steps, **options)
+        return make_trainer(model=model, optimizers=optimizers, beta=0.0, **CHECKPOINTS, **options)
+
+    return make
+
+
+def test_an_optimizer_with_a_mode_evaluates_and_saves_other_weights_than_it_trains(make_averaging, tmp_path):
+    trainer = make_averaging(eval_dataset=PANEL, eval_strategy="steps", eval_steps=1)
+    trained, evaluated, roll_out, play = [], [], trainer._roll_out, trainer.panels.play
+    trainer._roll_out = lambda rows: trained.append(flat_weights(trainer)) or roll_out(rows)
+    trainer.panels.play = lambda *args, **options: evaluated.append(flat_weights(trainer)) or play(*args, **options)
+    trainer.train()
+    _, y1, y2 = trained  # before steps 1, 2 and 3
+    x2 = evaluated[1]  # the mean of y after steps 1 and 2
+    assert not torch.equal(y1, y2)
+    assert torch.allclose(x2, (y1 + y2) / 2, atol=1e-7) and not torch.allclose(x2, y2, atol=1e-7)
+    saved = load_file(tmp_path / "out" / "checkpoint-2" / "model.safetensors")
+    assert torch.equal(torch.cat([saved[name].flatten() for name, _ in trainer.model.named_parameters()]), x2)
+    assert torch.equal(flat_weights(trainer), evaluated[2]), "after training: what was evaluated"
+
+
+def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(make_averaging, tmp_path):
+    def run(max_steps):
+        trainer = make_averaging(max_steps=max_steps, lr_scheduler_type="constant")
         trainer.train(resume_from_checkpoint="auto")
         trainer.close()
         return trainer
@@ -112,8 +90,7 @@ def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(make_trainer, tiny_m
     whole = run(3)
     (tmp_path / "out").rename(tmp_path / "whole")
     run(2)
-    resumed = run(3)
-    assert torch.equal(flat_weights(whole), flat_weights(resumed))
+    assert torch.equal(flat_weights(whole), flat_weights(run(3)))
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
@@ -154,15 +131,13 @@ def test_a_reference_that_moves_is_in_the_checkpoint(make_trainer, tmp_path):
 
 
 def test_another_reference_than_the_runs_is_told(make_trainer, tiny_model_dir, caplog):
-    def run(model, max_steps):
+    config = AutoConfig.from_pretrained(tiny_model_dir)
+    torch.manual_seed(0)
+    for max_steps in (1, 2):
+        model = AutoModelForCausalLM.from_config(config)  # drawn anew
         trainer = make_trainer(model=model, max_steps=max_steps, **CHECKPOINTS)
         trainer.train(resume_from_checkpoint="auto")
         trainer.close()
-
-    config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
-    torch.manual_seed(0)
-    run(AutoModelForCausalLM.from_config(config), 1)
-    run(AutoModelForCausalLM.from_config(config), 2)  # drawn anew
     assert "The reference model is not the one that the run began with" in caplog.text
 
 
@@ -183,30 +158,33 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 PANELS = {"seen": PANEL, "unseen": PANEL}
 
 
-COMPARED = [  # the evaluation sets, options, and the field that is refused
-    *((PANELS, options, "metric_for_best_model") for options in (
-        BEST, {**BEST, "load_best_model_at_end": False, "save_strategy": "best"},
-    )),
-    *((PANEL, {"metric_for_best_model": metric, **BEST}, "metric_for_best_model") for metric in (
-        *("loss", "eval_loss", "accuracy", "eval_seen_success_rate"),
-    )),
-]  # fmt: skip
+@pytest.mark.parametrize(
+    ("panels", "options"),
+    [
+        (PANELS, {}),
+        (PANELS, {"load_best_model_at_end": False, "save_strategy": "best"}),
+        *((PANEL, {"metric_for_best_model": name}) for name in ("loss", "eval_loss", "accuracy", "eval_a_turns")),
+    ],
+)
+def test_a_comparison_of_evaluations_needs_a_metric_of_theirs_before_any_work(make_trainer, panels, options):
+    with refused("metric_for_best_model"):
+        make_trainer(eval_dataset=panels, **{**BEST, **options})
 
 
-@pytest.mark.parametrize(("panels", "options", "field"), COMPARED)
-def test_a_comparison_of_evaluations_needs_a_metric_of_theirs_before_any_work(make_trainer, panels, options, field):
-    with refused(field):
-        make_trainer(eval_dataset=panels, **options)
+class Scored(LetterEnvironment):
+    def reset(self, seed, task_type=None):
+        return super().reset(seed)
+
+    def step(self, action):
+        result = super().step(action)
+        scores = {"score": self.good / 3, "score_corrected": self.good / 6, "scores": "no number"}
+        return replace(result, info=scores if result.terminated else {})
 
 
 def test_metrics_that_evaluations_have_are_accepted(make_trainer):
     rows = [{"seed": 0, "task_type": "walk"}, {"seed": 1, "task_type": None}]
 
-    class Typed(ScoredLetterEnvironment):
-        def reset(self, seed, task_type=None):
-            return super().reset(seed)
-
-    options = {"max_steps": 1, "environment": Typed, "other_eval_temperatures": [1.0], "logging_steps": 1, **BEST}
+    options = {"max_steps": 1, "environment": Scored, "other_eval_temperatures": [1.0], "logging_steps": 1, **BEST}
     panels = {"a": tasks_dataset(rows)}
     trainer = make_trainer(eval_dataset=panels, metric_for_best_model="eval_a_turns", **options)
     assert trainer.args.greater_is_better is False
@@ -255,6 +233,5 @@ def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_t
     trainer.evaluate(data, metric_key_prefix="again")
     assert [json.loads(line) for line in (tmp_path / "out" / "panels" / "eval.jsonl").open()] == ROWS
     for kind in ("train-000001", "eval-000001", "again-000001"):
-        lines = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / f"{kind}.jsonl").open()]
-        seen = {line["steps"][0]["observation"] for line in lines}
+        seen = {one.steps[0].observation for one in read_jsonl(tmp_path / "out" / "trajectories" / f"{kind}.jsonl")}
         assert seen and seen <= {repr(row) for row in ROWS}, kind

@@ -1,17 +1,16 @@
 """PPO: its equations by hand, a critic that finds known values, a policy that solves the task, resumption."""
 
-import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import OPTIONS
+from letter_environment import LETTER_PROMPT, LetterEnvironment, SuicidalEnvironment
+from letter_trainer import TASKS, logged, make_config, played_in
 from refusals import refused
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2Model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Model
 
 from g2po_trl import Observation, PPOConfig, PPOTrainer, StepResult, TextEnvironment
 from g2po_trl.ppo.critic import Critic, clipped_value_loss
@@ -80,9 +79,14 @@ def prompts_of(lengths, seed=0):
     return [rng.integers(3, 300, size=length).tolist() for length in lengths]
 
 
-def test_values_do_not_depend_on_padding_or_micro_batches(tiny_model_dir):
+@pytest.fixture
+def make_critic(tiny_model_dir):
+    return partial(Critic, str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-3)
+
+
+def test_values_do_not_depend_on_padding_or_micro_batches(make_critic):
     prompts = prompts_of([5, 17, 3, 40])
-    one, many = (Critic(str(tiny_model_dir), Accelerator(cpu=True), max_tokens=size) for size in (1000, 1))
+    one, many = (make_critic(max_tokens=size) for size in (1000, 1))
     for critic in (one, many):
         torch.nn.init.constant_(critic.model.head.weight, 0.1)
     together = one.values(prompts)
@@ -91,24 +95,20 @@ def test_values_do_not_depend_on_padding_or_micro_batches(tiny_model_dir):
     assert together.std() > 0.01
 
 
-def test_an_update_does_not_depend_on_micro_batches(tiny_model_dir):
+def test_an_update_does_not_depend_on_micro_batches(make_critic):
     prompts, returns = prompts_of([5, 17, 3, 40, 8]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     weights = []
     for size in (1000, 1):
-        critic = Critic(str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-3, max_tokens=size)
+        critic = make_critic(max_tokens=size)
         statistics = critic.fit(prompts, np.zeros(5), returns, None, 2, 2, np.random.default_rng(0))
         assert statistics["loss"] > 1 and statistics["grad_norm"] > 0
         weights.append(critic.model.head.weight.detach().clone())
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-7)
 
 
-def test_a_critic_is_saved_and_loaded_with_its_optimizer(tiny_model_dir, tmp_path):
+def test_a_critic_is_saved_and_loaded_with_its_optimizer(make_critic, tmp_path):
     prompts, returns = prompts_of([5, 17, 3]), np.array([1.0, 2.0, 3.0])
-
-    def make():
-        return Critic(str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-3)
-
-    first, second = make(), make()
+    first, second = make_critic(), make_critic()
     first.fit(prompts, np.zeros(3), returns, None, 3, 1, np.random.default_rng(0))
     first.save(tmp_path)
     second.load(tmp_path)
@@ -117,33 +117,29 @@ def test_a_critic_is_saved_and_loaded_with_its_optimizer(tiny_model_dir, tmp_pat
     np.testing.assert_array_equal(first.values(prompts), second.values(prompts))
 
 
+def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
+    """Values that are their own returns have no loss."""
+    GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(tmp_path)  # dropout 0.1
+    critic, prompts = Critic(str(tmp_path), Accelerator(cpu=True)), [[3, 5, 7], [2, 9]]
+    torch.nn.init.normal_(critic.model.head.weight)
+    values = critic.values(prompts)
+    fitted = critic.fit(prompts, values, values, 0.5, 1, 1, np.random.default_rng(0))
+    assert fitted["loss"] < 1e-9 and fitted["grad_norm"] < 1e-4
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # values, targets and updates of the critic are recomputed by tests/runs/test_metrics.py
 def test_ppo_on_a_chain_finds_its_values_and_solves_it(make_ppo):
     """A policy that always goes on is worth 0.9^(rooms left) 10: the critic must say so where it plays."""
-    trainer = make_ppo(
-        Chain,
-        max_steps=30,
-        max_turns=8,
-        per_device_train_batch_size=32,
-        num_generations=8,
-        learning_rate=1e-2,
-        critic_learning_rate=5e-3,
-        critic_epochs=4,
-        value_clip_range=None,
-        gae_lambda=1.0,
-        invalid_action_penalty=0.0,
-        max_completion_length=1,
-        beta=0.0,
-        gamma=0.9,
-        seed=1,
-    )
+    options = {"max_steps": 30, "max_turns": 8, "per_device_train_batch_size": 32, "num_generations": 8, "beta": 0.0}
+    options |= {"learning_rate": 1e-2, "critic_learning_rate": 5e-3, "critic_epochs": 4, "value_clip_range": None}
+    options |= {"gae_lambda": 1.0, "invalid_action_penalty": 0.0, "max_completion_length": 1, "gamma": 0.9, "seed": 1}
+    trainer = make_ppo(Chain, **options)
     trainer.train()
-    history = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
-    first, last = (np.mean([e["episode/success_rate"] for e in part]) for part in (history[:3], history[-3:]))
-    assert first < 0.7 and last > 0.95
+    won = logged(trainer, "episode/success_rate")
+    assert np.mean(won[:3]) < 0.7 and np.mean(won[-3:]) > 0.95
     played = trainer.play([{"seed": 0}] * 64)[0]
     steps = [(t, j) for t in played for j in range(len(t.steps))]
     rooms = np.array([int(t.steps[j].observation.split()[-1]) for t, j in steps])
@@ -151,7 +147,7 @@ def test_ppo_on_a_chain_finds_its_values_and_solves_it(make_ppo):
     values = trainer.critic.values([t.steps[j].prompt_ids for t, j in steps])
     error = np.sqrt(np.mean((values - known) ** 2)) / (known.max() - known.min())
     assert error < 0.1
-    assert history[-1]["critic/explained_variance"] > 0.5
+    assert logged(trainer, "critic/explained_variance")[-1] > 0.5
 
 
 def test_ppo_resumes_bit_for_bit(make_ppo, tmp_path):
@@ -160,25 +156,21 @@ def test_ppo_resumes_bit_for_bit(make_ppo, tmp_path):
     whole.train()
     again = make_ppo(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, again.model.state_dict()[name]), name
-    for name, weight in whole.critic.model.state_dict().items():
-        assert torch.equal(weight, again.critic.model.state_dict()[name]), name
+    for one, other in ((whole.model, again.model), (whole.critic.model, again.critic.model)):
+        for name, weight in one.state_dict().items():
+            assert torch.equal(weight, other.state_dict()[name]), name
     saved = load_file(tmp_path / "out" / "checkpoint-4" / "critic.safetensors")
     assert torch.equal(saved["head.weight"], whole.critic.model.head.weight)
 
 
 def test_error_trajectories_teach_the_critic_nothing(make_ppo):
-    from letter_environment import SuicidalEnvironment
-
     trainer = make_ppo(SuicidalEnvironment, max_steps=1, shuffle_dataset=False)
-    seen = []
-    fit = trainer.critic.fit
+    seen, fit = [], trainer.critic.fit
     trainer.critic.fit = lambda prompts, *args, **kwargs: seen.append(len(prompts)) or fit(prompts, *args, **kwargs)
     trainer.train()
-    trajectories = [json.loads(line) for line in open(f"{trainer.args.output_dir}/trajectories/train-000001.jsonl")]
-    errors = [t for t in trajectories if t["outcome"] == "error"]
-    assert errors and seen == [sum(len(t["steps"]) for t in trajectories if t["outcome"] != "error")]
+    played = played_in(trainer)
+    finished = [t for t in played if t.outcome != "error"]
+    assert len(finished) < len(played) and seen == [sum(len(t.steps) for t in finished)]
 
 
 @pytest.mark.parametrize(
@@ -193,43 +185,14 @@ def test_bad_options_are_refused(options, tmp_path):
         PPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-def test_ppo_wants_its_own_configuration_and_no_advantage_fn(tiny_model_dir, tmp_path):
-    from letter_trainer import make_config
-
+def test_what_ppo_cannot_train_is_refused(tiny_model_dir, tmp_path):
     with pytest.raises(TypeError, match="PPOConfig"):
         PPOTrainer(str(tiny_model_dir), make_config(tmp_path))
+    args = make_config(tmp_path, PPOConfig, beta=0.0)
+    parts = (args, TASKS, None, LetterEnvironment, LETTER_PROMPT)
     with refused("advantage_fn"):
-        PPOTrainer(
-            str(tiny_model_dir),
-            PPOConfig(str(tmp_path), **OPTIONS),
-            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
-            environment_factory=LetterEnvironment,
-            prompt_template=LETTER_PROMPT,
-            advantage_fn=lambda graph: graph.returns,
-        )
-
-
-def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+        PPOTrainer(str(tiny_model_dir), *parts, lambda graph: graph.returns)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     model.config._name_or_path = model.name_or_path = ""
     with pytest.raises(ValueError, match="critic_model_name_or_path"):
-        PPOTrainer(
-            model,
-            PPOConfig(str(tmp_path), **{**OPTIONS, "beta": 0.0}),
-            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
-            environment_factory=LetterEnvironment,
-            prompt_template=LETTER_PROMPT,
-            processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
-        )
-
-
-def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
-    """Values that are their own returns have no loss."""
-    GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(tmp_path)  # dropout 0.1
-    critic, prompts = Critic(str(tmp_path), Accelerator(cpu=True)), [[3, 5, 7], [2, 9]]
-    torch.nn.init.normal_(critic.model.head.weight)
-    values = critic.values(prompts)
-    fitted = critic.fit(prompts, values, values, 0.5, 1, 1, np.random.default_rng(0))
-    assert fitted["loss"] < 1e-9 and fitted["grad_norm"] < 1e-4
+        PPOTrainer(model, *parts, processing_class=AutoTokenizer.from_pretrained(tiny_model_dir))

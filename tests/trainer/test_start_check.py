@@ -2,33 +2,41 @@
 
 import copy
 import json
-import shutil
+from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
-from letter_trainer import make_letter_trainer
+from letter_trainer import logged, make_letter_trainer, played_in
 from peft import LoraConfig, PeftModel, get_peft_model
 from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import Trajectory
 from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
-from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
+from g2po_trl.engines.transformers import model_for_generation
 
 
 @pytest.fixture
-def make(make_trainer, tiny_model_dir):
+def base(tiny_model_dir):
+    """A function that loads the tiny model."""
+    return partial(AutoModelForCausalLM.from_pretrained, tiny_model_dir)
+
+
+@pytest.fixture
+def tokenizer(tiny_model_dir):
+    return AutoTokenizer.from_pretrained(tiny_model_dir)
+
+
+@pytest.fixture
+def make(make_trainer, base):
     """`make_trainer` of a model object (default: the tiny one), for one step."""
 
     def make(model=None, tokenizer=None, folder="out", **options):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir) if model is None else model
+        model = base() if model is None else model
         return make_trainer(model=model, processing_class=tokenizer, output=folder, **{"max_steps": 1, **options})
 
     return make
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def changed(model, by=0.3):
@@ -40,29 +48,22 @@ def changed(model, by=0.3):
     return model
 
 
-@pytest.mark.parametrize("kind", ["changed in memory", "without a file"])
-def test_the_reference_is_the_model_that_was_passed(kind, make, tiny_model_dir):
-    model = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir))
+@pytest.mark.parametrize("kind", ["changed in memory", "without a file", "resized"])
+def test_the_reference_is_the_model_that_was_passed(kind, make, base, tokenizer):
+    model = changed(base())
     if kind == "without a file":
         model.config._name_or_path = ""
-    trainer = make(model, beta=0.1)
-    trainer.train()
-    assert logged(trainer, "kl")[0] < 1e-6
-
-
-def test_the_reference_of_resized_embeddings_has_the_new_tokens(make, tiny_model_dir):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    model.resize_token_embeddings(len(tokenizer))
+    if kind == "resized":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
+        model.resize_token_embeddings(len(tokenizer))
     trainer = make(model, tokenizer, beta=0.1)
     assert trainer.ref_model.get_input_embeddings().num_embeddings == len(tokenizer)
     trainer.train()
     assert logged(trainer, "kl")[0] < 1e-6
 
 
-def test_a_model_of_an_earlier_trainer_is_compared_with_itself_as_it_was(make, tiny_model_dir):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+def test_a_model_of_an_earlier_trainer_is_compared_with_itself_as_it_was(make, base):
+    model = base()
     make(model, beta=0.1, folder="first", learning_rate=1e-2).train()
     second = make(model, beta=0.1, folder="second", learning_rate=1e-2, max_steps=2)
     start = copy.deepcopy(second.model.state_dict())
@@ -73,13 +74,11 @@ def test_a_model_of_an_earlier_trainer_is_compared_with_itself_as_it_was(make, t
 
 
 @pytest.mark.parametrize("kind", ["whole model", "adapter"])
-def test_a_reference_has_no_dropout(kind, make, tiny_model_dir):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.5).train()  # from_config's mode
+def test_a_reference_has_no_dropout(kind, make, base):
+    model = base(attention_dropout=0.5).train()  # from_config's mode
     if kind == "adapter":
-        targets = ["q_proj", "v_proj"]
-        model = get_peft_model(
-            model, LoraConfig(r=2, target_modules=targets, lora_dropout=0.5, init_lora_weights=False)
-        )
+        options = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.5, "init_lora_weights": False}
+        model = get_peft_model(model, LoraConfig(r=2, **options))
     trainer = make(model, beta=0.1)
     score, modes, log_probs = trainer.update.log_probs.score, [], trainer.update.log_probs
 
@@ -108,10 +107,7 @@ def test_training_that_goes_on_is_not_compared_with_its_start(make):
     assert logged(trainer, "kl")[-1] > 1e-6
 
 
-def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
-    def base():
-        return AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-
+def test_a_frozen_model_is_refused(make, base, tmp_path):
     get_peft_model(base(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match="is_trainable=True"):
         make(PeftModel.from_pretrained(base(), tmp_path / "adapter"), beta=0.0)
@@ -119,18 +115,17 @@ def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
         make(base().requires_grad_(False), beta=0.0)
 
 
-def test_an_optimizer_of_another_model_is_refused(make, tiny_model_dir):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+def test_an_optimizer_of_another_model_is_refused(make, base):
+    model = base()
     with refused("optimizers"):
         make(model, beta=0.0, optimizers=(torch.optim.AdamW(copy.deepcopy(model).parameters()), None))
     make(model, beta=0.0, optimizers=(torch.optim.AdamW(model.parameters()), None))
 
 
 @pytest.mark.parametrize("by", [1.0, 0.02])
-def test_an_engine_with_other_weights_is_refused(by, make, tiny_model_dir):
+def test_an_engine_with_other_weights_is_refused(by, make, base):
     trainer = make(max_steps=2, beta=0.0)
-    other = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir), by)
-    trainer.player.actor.engine.generation_model = model_for_generation(other)
+    trainer.player.actor.engine.generation_model = model_for_generation(changed(base(), by))
     with refused("engine"):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -143,11 +138,10 @@ def test_a_rollout_of_errors_alone_is_not_the_one_that_is_compared(make):
     assert not trainer.start_check._has_seen_engine
 
 
-def test_the_first_rollout_is_compared_and_leaves_no_trace(make, tmp_path):
+def test_the_first_rollout_is_compared_and_leaves_no_trace(make):
     trainer = make(max_steps=2, beta=0.0)
-    recorded = []
-    engine = trainer.player.actor.engine
-    generate = TransformersEngine.generate.__get__(engine)
+    recorded, engine = [], trainer.player.actor.engine
+    generate = engine.generate
 
     def watched(*args, **kwargs):
         completions = generate(*args, **kwargs)
@@ -157,42 +151,26 @@ def test_the_first_rollout_is_compared_and_leaves_no_trace(make, tmp_path):
     engine.generate = watched
     trainer.train()
     assert recorded == [8, 8, 0, 0], "two turns of two rollouts"
-    lines = (tmp_path / "out" / "trajectories" / "train-000001.jsonl").read_text().splitlines()
-    assert all(step.get("logprobs") is None for line in lines for step in json.loads(line)["steps"])
+    assert all(step.logprobs is None for one in played_in(trainer) for step in one.steps)
     assert not any("sampling_logp_difference" in name for entry in trainer.state.log_history for name in entry)
 
 
-def base_with_chatml(tiny_model_dir, folder):
-    """A checkpoint fine-tuned from a base model: the template ends turns with <|im_end|>, which is no eos token."""
-    shutil.copytree(tiny_model_dir, folder)
-    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
-        path = folder / name
-        values = json.loads(path.read_text())
-        token = "eos_token" if name == "tokenizer_config.json" else "eos_token_id"
-        path.write_text(json.dumps({**values, token: "<|endoftext|>" if token == "eos_token" else 0}))
-    return folder
-
-
-def test_the_end_of_turn_of_the_template_ends_completions_everywhere(tiny_model_dir, tmp_path, caplog):
-    folder = base_with_chatml(tiny_model_dir, tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+def test_the_end_of_turn_of_the_template_ends_completions_everywhere(base, tokenizer, tmp_path, caplog):
+    """Of a checkpoint fine-tuned from a base model: its template ends turns with <|im_end|>, which is no eos token."""
+    folder, model, end = tmp_path / "base", base(), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokenizer.eos_token, model.config.eos_token_id, model.generation_config.eos_token_id = "<|endoftext|>", 0, 0
+    for part in (tokenizer, model):
+        part.save_pretrained(folder)
     assert tokenizer.eos_token_id == 0 != end
-    model = AutoModelForCausalLM.from_pretrained(folder)
     assert get_stop_token_ids(tokenizer, model) == {0, end} == get_stop_token_ids_of_checkpoint(tokenizer, str(folder))
-    trainer = make_letter_trainer(folder, tmp_path / "out", max_steps=1)
-    try:
-        engine = trainer.player.actor.engine
-        assert engine.stop_token_ids == {0, end} and "'<|im_end|>'" in caplog.text
+    with closing(make_letter_trainer(folder, tmp_path / "out", max_steps=1)) as trainer:
+        assert trainer.player.actor.engine.stop_token_ids == {0, end} and "'<|im_end|>'" in caplog.text
         trainer.save_model()
-    finally:
-        trainer.close()
     saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert sorted(saved["eos_token_id"]) == sorted([0, end]), "servers of the saved model stop there, too"
 
 
-def test_an_end_of_turn_is_added_only_where_none_is_known(tiny_model_dir):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+def test_an_end_of_turn_is_added_only_where_none_is_known(tokenizer):
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end_of_turn(tokenizer, [end]) is None and end_of_turn(tokenizer, [0]) == end
     for written, expected in (
@@ -205,8 +183,7 @@ def test_an_end_of_turn_is_added_only_where_none_is_known(tiny_model_dir):
         assert end_of_turn(tokenizer, [0]) == expected, written
 
 
-def test_a_template_that_ends_turns_in_words_asks_for_a_stop_sequence(make, tiny_model_dir, caplog):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+def test_a_template_that_ends_turns_in_words_asks_for_a_stop_sequence(make, tokenizer, caplog):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}###{% endfor %}"
     make(tokenizer=tokenizer, beta=0.0)
     assert "ends a turn with '###'" in caplog.text and "stop_sequences=['###']" in caplog.text

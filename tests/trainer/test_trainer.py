@@ -1,6 +1,7 @@
 """The real trainer on a tiny random model: exactness of the gradient, learning, and bad input."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,23 +9,14 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from letter_environment import (
-    LETTER_PROMPT,
-    LetterEnvironment,
-    LongLetterEnvironment,
-    NanRewardEnvironment,
-    NoneEnvironment,
-    NumberEnvironment,
-    RaisingEnvironment,
-    SuicidalEnvironment,
-    WordyLetterEnvironment,
-)
-from letter_trainer import TASKS, flat_gradient, flat_weights, make_config
+from letter_environment import LetterEnvironment, LongLetterEnvironment, SuicidalEnvironment
+from letter_trainer import TASKS, flat_gradient, flat_weights, make_config, move_weights, play_batch, played_in
+from mixed_games import Lamp
 from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from g2po_trl import G2POError, G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl import G2POError, G2POTrainer, StateGraph, StepResult, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import before_and_after
@@ -32,44 +24,34 @@ from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.utils.forward_pass import context_length
 from g2po_trl.utils.json import read_json_lines
 
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
-def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
+
+def micro_batches_of(trainer, batch, max_tokens=10**9, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
-    trainer.update.config.max_tokens = max_tokens or 10**9
+    trainer.update.config.max_tokens = max_tokens
     ((part,), _) = trainer.update.make_mini_batches(trainer.model, batch)
     if extra_rows:
-        rows = range(len(batch))
-        micro_batch = trainer.update.micro_batch(batch)
-        micro_batch |= batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
-        tokens = batch.num_trained_tokens()
-        micro_batch["num_items_in_batch"] = torch.tensor(tokens)
-        micro_batch["loss_scale"] = loss_scale(
-            trainer.args.loss_type, micro_batch, len(batch), tokens, 1, trainer.args.steps_per_generation
-        )
-        part = [micro_batch]
+        rows, tokens, args = range(len(batch)), batch.num_trained_tokens(), trainer.args
+        one = trainer.update.micro_batch(batch)
+        one |= batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
+        one["num_items_in_batch"] = torch.tensor(tokens)
+        one["loss_scale"] = loss_scale(args.loss_type, one, len(batch), tokens, 1, args.steps_per_generation)
+        part = [one]
     trainer._add_log_probs([part])
     return part
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_gradient_of_any_micro_batches_is_that_of_the_whole_batch(make_trainer, loss_type):
     trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
-    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
-    num_steps = sum(len(t.steps) for t in trajectories)
-    assert len({len(t.steps) for t in trajectories}) > 1, "episodes of one length would prove little"
-    advantages = np.random.default_rng(0).normal(size=num_steps)
-    batch = StepBatch.from_trajectories(trajectories, advantages)
-    with torch.no_grad():  # move away from the reference, so that the KL term has a gradient too
-        for p in trainer.model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
-
+    batch = play_batch(trainer)
+    move_weights(trainer)
     whole = flat_gradient(trainer, micro_batches_of(trainer, batch))
     cut = micro_batches_of(trainer, batch, max_tokens=150)
-    assert len(cut) > 3
-    assert whole.abs().max() > 0
+    assert len(cut) > 3 and whole.abs().max() > 0
     for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
-        difference = (flat_gradient(trainer, other) - whole).norm() / whole.norm()
-        assert difference < 1e-5
+        assert (flat_gradient(trainer, other) - whole).norm() / whole.norm() < 1e-5
 
 
 def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
@@ -95,7 +77,7 @@ def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer, tmp_path):
+def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer):
     trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
     before = flat_weights(trainer)
     trainer.train()
@@ -103,7 +85,7 @@ def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer, t
     log = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     assert len(log) == 2, "4 optimizer steps, 2 an iteration"
     assert log[0]["episode/turns"] == 2 and log[0]["rollout/active_fraction"] == 1
-    trajectories = list(read_jsonl(tmp_path / "out" / "trajectories" / "train-000001.jsonl"))
+    trajectories = played_in(trainer)
     assert len(trajectories) == 8 and len({t.task_id for t in trajectories}) == 2
     assert {t.task for t in trajectories} == {"go"}, "the task in words"
     step = trajectories[0].steps[1]
@@ -123,31 +105,24 @@ def test_training_twice_on_a_rollout_moves_weights(make_trainer, loss_type):
     assert 1e-5 < moved < 1e-1 and torch.isfinite(flat_weights(trainer)).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "expected"),
-    [
-        ({}, "g2po", g2po),
-        ({"estimator_kwargs": {"edge_centric": False}}, "g2po without A_EC", partial(g2po, edge_centric=False)),
-        ({"value_lambda": 0.5}, "g2po, value_lambda 0.5", g2po),
-        ({"estimator_kwargs": {"aggregate": False}}, "g2po without group aggregation", partial(g2po, aggregate=False)),
-        ({"advantage_estimator": "gigpo", "step_advantage_weight": 0.5}, "gigpo", partial(gigpo, step_weight=0.5)),
-        ({"advantage_estimator": "grpo"}, "grpo", grpo),
-        ({"advantage_estimator": "rloo"}, "rloo", rloo),
-        (
-            {"advantage_estimator": "graphgpo", "estimator_kwargs": {"omega": 0.2}},
-            "graphgpo",
-            partial(graphgpo, omega=0.2),
-        ),
-        ({"advantage_estimator": "hgpo", "history_length": 1}, "hgpo", partial(hgpo, history_length=1)),
-        (
-            {"advantage_estimator": "crbc", "estimator_kwargs": {"least_std": 0.1}},
-            "crbc",
-            partial(crbc, least_std=0.1),
-        ),
-    ],
-)
-def test_advantage_estimator_by_name_is_its_function(make_trainer, options, name, expected):
-    trainer = make_trainer(LongLetterEnvironment, **options)
+ESTIMATORS = {
+    "g2po": ({}, g2po),
+    "g2po without A_EC": ({"estimator_kwargs": {"edge_centric": False}}, partial(g2po, edge_centric=False)),
+    "g2po, value_lambda 0.5": ({"value_lambda": 0.5}, g2po),
+    "g2po without group aggregation": ({"estimator_kwargs": {"aggregate": False}}, partial(g2po, aggregate=False)),
+    "gigpo": ({"step_advantage_weight": 0.5}, partial(gigpo, step_weight=0.5)),
+    "grpo": ({}, grpo),
+    "rloo": ({}, rloo),
+    "graphgpo": ({"estimator_kwargs": {"omega": 0.2}}, partial(graphgpo, omega=0.2)),
+    "hgpo": ({"history_length": 1}, partial(hgpo, history_length=1)),
+    "crbc": ({"estimator_kwargs": {"least_std": 0.1}}, partial(crbc, least_std=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_advantage_estimator_by_name_is_its_function(make_trainer, name):
+    options, expected = ESTIMATORS[name]
+    trainer = make_trainer(LongLetterEnvironment, advantage_estimator=name.split()[0].rstrip(","), **options)
     groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
     graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
     assert np.array_equal(trainer.credit.estimator(graph), expected(graph, invalid_action_penalty=0.1))
@@ -168,47 +143,33 @@ def test_train_with_zero_advantages_and_no_kl_keeps_weights(make_trainer):
 def test_gradient_without_rows_of_no_advantage_is_the_same(make_trainer):
     """For every loss, as denominators count them. With a KL term only rows that are not trained are left out."""
     trainer = make_trainer(LongLetterEnvironment, beta=0.0, steps_per_generation=2, max_tokens_per_micro_batch=200)
-    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
-    steps = sum(len(t.steps) for t in trajectories)
-    advantages = np.random.default_rng(0).integers(-1, 2, steps)
-    batch = StepBatch.from_trajectories(trajectories, advantages)
-    batch.trained[::7] = False
+    batch = play_batch(trainer)
+    advantages = batch.advantages[:] = np.random.default_rng(0).integers(-1, 2, len(batch))
     gone = 1 - np.mean(batch.trained & (advantages != 0))
-    for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
+    for loss_type in LOSSES:
         trainer.loss_type = trainer.update.config.loss_type = loss_type
         found = {}
         for beta in (0.0, 1.0):
             trainer.update.log_probs.beta = beta
             mini_batches, metrics = trainer.update.split([batch])
-            left_out, rows = (
-                metrics["update/left_out_fraction"],
-                sum(len(m["advantages"]) for p in mini_batches for m in p),
-            )
+            rows = sum(len(m["advantages"]) for p in mini_batches for m in p)
             trainer.update.log_probs.beta = 0.0
             for part in mini_batches:
                 trainer._add_log_probs([part])
-            found[beta] = [flat_gradient(trainer, part) for part in mini_batches], left_out, rows
+            gradients = [flat_gradient(trainer, part) for part in mini_batches]
+            found[beta] = gradients, metrics["update/left_out_fraction"], rows
         (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
         assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6
-        assert few == round((1 - gone) * steps) and many == sum(batch.trained), loss_type
+        assert few == round((1 - gone) * len(batch)) and many == sum(batch.trained), loss_type
         for slice_without, slice_whole in zip(without, whole):
             assert slice_whole.norm() > 0
             assert (slice_without - slice_whole).norm() < 1e-5 * slice_whole.norm(), loss_type
 
 
 def test_train_on_letters_raises_the_success_rate(make_trainer, tmp_path):
-    trainer = make_trainer(
-        per_device_train_batch_size=32,
-        num_generations=8,
-        steps_per_generation=2,
-        max_steps=100,
-        max_completion_length=1,
-        learning_rate=3e-3,
-        beta=0.0,
-        eval_dataset=TASKS,
-        num_generations_eval=8,
-        eval_temperature=1.0,
-    )
+    options = {"per_device_train_batch_size": 32, "num_generations": 8, "steps_per_generation": 2, "max_steps": 100}
+    options |= {"max_completion_length": 1, "learning_rate": 3e-3, "beta": 0.0, "eval_temperature": 1.0}
+    trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=8, **options)
     before = trainer.evaluate()["eval_success_rate"]
     trainer.train()
     after = trainer.evaluate()["eval_success_rate"]
@@ -259,29 +220,33 @@ def test_save_model_writes_weights_that_load_and_a_card(make_trainer, tmp_path):
 # -- faults and bad input ---------------------------------------------------------------------------------------------
 
 
-def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
-    trainer = make_trainer(
-        SuicidalEnvironment, per_device_train_batch_size=32, num_environment_workers=2, max_steps=2, max_error_rate=0.9
-    )
+def test_killed_worker_becomes_error_trajectories(make_trainer):
+    options = {"per_device_train_batch_size": 32, "num_environment_workers": 2, "max_steps": 2, "max_error_rate": 0.9}
+    trainer = make_trainer(SuicidalEnvironment, **options)
     trainer.train()
     assert trainer.state.global_step == 2
     for iteration, entry in enumerate([e for e in trainer.state.log_history if "episode/error_rate" in e], 1):
-        path = tmp_path / "out" / "trajectories" / f"train-{iteration:06d}.jsonl"
-        trajectories = list(read_jsonl(path))
+        trajectories = played_in(trainer, iteration)
         errors = [t for t in trajectories if t.outcome == "error"]
         finished = [t for t in trajectories if t.outcome != "error"]
         assert len(trajectories) == 32 and errors and finished
         assert all("crash" in t.error for t in errors)
-        assert {t.task_id for t in trajectories if "1" in t.task_id} or errors
         assert entry["episode/error_rate"] == pytest.approx(len(errors) / 32)
         assert entry["episode/success_rate"] == pytest.approx(np.mean([t.success for t in finished]))
         assert entry["update/step_samples"] == sum(len(t.steps) for t in finished)
 
 
+class WordyEnvironment(LetterEnvironment):
+    """The goal of every other task is too long for a short prompt."""
+
+    def reset(self, seed):
+        return replace(super().reset(seed), task="go " * (200 * (seed % 2) + 1))
+
+
 def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer, tmp_path):
     """Of eight tasks four have a goal that is too long; the other four train."""
     options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
-    trainer = make_trainer(WordyLetterEnvironment, eval_dataset=TASKS, **options)
+    trainer = make_trainer(WordyEnvironment, eval_dataset=TASKS, **options)
     trainer.train()
     (entry,) = (e for e in trainer.state.log_history if "episode/error_rate" in e)
     assert entry["episode/failure_reason_rate"] == 0.5 and entry["episode/error_rate"] == 0
@@ -290,7 +255,7 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer,
     assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
     written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert written["failure_reasons"] == {"prompt too long": 4}
-    trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
+    trainer = make_trainer(WordyEnvironment, max_error_rate=0.4, overwrite=True, **options)
     with refused("max_error_rate"):
         trainer.train()
 
@@ -300,7 +265,7 @@ def test_a_prompt_that_the_models_positions_do_not_hold_ends_its_episode(make_tr
     trainer = make_trainer(LongLetterEnvironment, model=model, max_prompt_length=79, max_steps=1)
     assert "hold 80 tokens" in caplog.text
     trainer.train()
-    played = list(read_jsonl(Path(trainer.args.output_dir, "trajectories", "train-000001.jsonl")))
+    played = played_in(trainer)
     overflows = [one for one in played if (one.failure_reason or "").startswith("context overflow: ")]
     assert overflows and all(len(step.prompt_ids) + 2 <= 80 for one in played for step in one.steps)
     assert trainer.tally["overflows"] == len(overflows)
@@ -330,14 +295,17 @@ def test_arguments_that_do_not_fit_are_refused_by_their_field(make_trainer, opti
         make_trainer(**options)
 
 
+def game(**methods):
+    return {"environment": type("Game", (LetterEnvironment,), methods)}
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        *(
-            ({"environment": made}, made.__name__)
-            for made in (NoneEnvironment, NumberEnvironment, NanRewardEnvironment)
-        ),
-        ({"environment": RaisingEnvironment}, "the door is stuck"),
+        (game(reset=lambda self, seed: None), "Game"),
+        (game(reset=lambda self, seed: 5), "Game"),
+        (game(step=lambda self, action: StepResult("hall", float("nan"), True)), "Game"),
+        (game(step=lambda self, action: 1 / 0), "division by zero"),
         ({"environment": {"a": LetterEnvironment}}, "environment"),
         ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
         ({"reward_weights": [2.0]}, "reward_weights"),
@@ -395,13 +363,8 @@ def test_an_option_changed_after_it_was_read_is_refused(make_trainer):
 
 
 def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny_model_dir):
-    class WithPrompt(LetterEnvironment):
-        prompt_template = LETTER_PROMPT
-
     args = make_config(tmp_path)
-    trainer = G2POTrainer(
-        str(tiny_model_dir), args, TASKS, environment_factory=WithPrompt, prompt_template=DEFAULT_PROMPT
-    )
+    trainer = G2POTrainer(str(tiny_model_dir), args, TASKS, None, Lamp, DEFAULT_PROMPT)
     trainer.close()
     assert trainer.player.actor.template is trainer.setup.prompt_template is DEFAULT_PROMPT
 
