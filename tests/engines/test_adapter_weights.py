@@ -39,24 +39,27 @@ def test_merged_weights_are_trls_and_the_base_is_untouched(case, dtype):
         assert any(not torch.equal(theirs[name], value) for name, (_, value) in before.items()), "nothing was at stake"
 
 
+IDS = torch.arange(20)[None]
+
+
+def merged_into(base, model):
+    """Load the merged weights into a model without an adapter; both compute the same. Return what was not loaded."""
+    missing = base.eval().load_state_dict(dict(merged_parameters(model)), strict=False)
+    assert torch.allclose(base(IDS).logits, model.eval()(IDS).logits, atol=1e-5)
+    return missing
+
+
 def test_it_computes_what_the_model_with_its_adapter_computes():
-    model = adapted(*CASES["experts' parameters"]).eval()
-    merged = mixture().eval()
-    merged.load_state_dict(dict(merged_parameters(model)), strict=True)
-    ids = torch.arange(20)[None]
-    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+    model, merged = adapted(*CASES["experts' parameters"]), mixture()
+    assert merged_into(merged, model) == ([], [])
     with model.disable_adapter():
-        assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
+        assert not torch.allclose(merged(IDS).logits, model(IDS).logits, atol=1e-2)
 
 
 def test_trained_tokens_are_merged_too():
     """TRL hands on the layer's own parameters, and under the adapter's names."""
-    model = adapted(dense, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}).eval()
-    merged = dense().eval()
-    missing, unexpected = merged.load_state_dict(dict(merged_parameters(model)), strict=False)
-    assert missing == ["lm_head.weight"] and unexpected == []
-    ids = torch.arange(20)[None]
-    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+    model = adapted(dense, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]})
+    assert merged_into(dense(), model) == (["lm_head.weight"], [])
 
 
 def test_an_interrupted_pass_leaves_the_model_whole():
@@ -94,19 +97,14 @@ def moved(model):
 @pytest.mark.parametrize("active", ["policy", "plain"])
 def test_modules_of_the_active_adapter_are_handed_on_whatever_its_name(active):
     """Of another adapter's module the base has its own: PEFT computes with the original then."""
-    model = get_peft_model(
-        dense(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"]), adapter_name="policy"
-    )
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"])
+    model = get_peft_model(dense(), config, adapter_name="policy")
     model.add_adapter("plain", LoraConfig(r=2, target_modules=["q_proj"]))
     moved(model)
     model.set_adapter(active)
     moved(model)
-    merged = dense().eval()
-    sent = dict(merged_parameters(model))
-    assert sent.keys() == dict(merged.named_parameters()).keys()
-    merged.load_state_dict(sent, strict=False)
-    ids = torch.arange(20)[None]
-    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+    assert dict(merged_parameters(model)).keys() == dict(dense().named_parameters()).keys()
+    merged_into(dense(), model)
 
 
 REFUSED = [
@@ -122,23 +120,17 @@ REFUSED = [
 @pytest.mark.parametrize("config", REFUSED)
 def test_what_an_engine_cannot_have_is_refused_and_nothing_else(config):
     model = get_peft_model(dense(), copy.deepcopy(config)).eval()
-    ids = torch.arange(20)[None]
-    before = model(ids).logits
+    before = model(IDS).logits
     with refused("peft_config"):
         check_mergeable(model)
-    assert torch.equal(model(ids).logits, before)
+    assert torch.equal(model(IDS).logits, before)
 
 
 def test_tied_tokens_and_tied_modules_are_not_refused():
-    for options in (
-        {"trainable_token_indices": [3]},
-        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    ):
-        if "ensure_weight_tying" in options and "ensure_weight_tying" not in LoraConfig.__dataclass_fields__:
-            continue  # before PEFT 0.19
+    kinds = [{"trainable_token_indices": [3]}]
+    if "ensure_weight_tying" in LoraConfig.__dataclass_fields__:  # from PEFT 0.19 on
+        kinds.append({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True})
+    for options in kinds:
         model = moved(get_peft_model(dense(), LoraConfig(target_modules=["q_proj"], **options)))
         check_mergeable(model)
-        merged = dense().eval()
-        merged.load_state_dict(dict(merged_parameters(model)), strict=False)
-        ids = torch.arange(20)[None]
-        assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+        merged_into(dense(), model)

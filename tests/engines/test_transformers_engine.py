@@ -1,6 +1,7 @@
 """The transformers engine: where a completion ends, and which sampling options have an effect."""
 
 from dataclasses import fields, replace
+from string import ascii_lowercase
 from types import SimpleNamespace
 
 import pytest
@@ -17,20 +18,10 @@ from g2po_trl.engines.registry import ENGINES
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.engines.vllm_requests import vllm_options
-from g2po_trl.rollout.strategy import STRATEGIES
-from g2po_trl.utils.choices import kwargs_help
 
 
 def prompts_of(trainer, *texts):
     return [trainer.processing_class(text)["input_ids"] for text in texts]
-
-
-# -- where a completion ends ------------------------------------------------------------------------------------------
-
-
-def engine_with_tokenizer():
-    tokenizer = build_tokenizer()
-    return tokenizer, Engine(tokenizer, [tokenizer.eos_token_id])
 
 
 @pytest.mark.parametrize(
@@ -46,8 +37,8 @@ def engine_with_tokenizer():
     ],
 )
 def test_where_a_completion_ends(text, kept, complete):
-    tokenizer, engine = engine_with_tokenizer()
-    sampling = Sampling(stop_sequences=("</a>", "STOP"))
+    tokenizer = build_tokenizer()
+    engine, sampling = Engine(tokenizer, [tokenizer.eos_token_id]), Sampling(stop_sequences=("</a>", "STOP"))
     ids = tokenizer(text)["input_ids"]
     completion = engine._completion(sampling, ids, [-float(i) for i in range(len(ids))])
     assert tokenizer.decode(completion.ids) == kept and completion.complete is complete
@@ -74,31 +65,24 @@ def test_long_prompts_share_a_call_if_its_mask_is_small(lengths, batches):
 
 def test_generate_stops_at_stop_sequences(make_trainer):
     """With every letter a stop sequence, a completion ends with the first; nothing after it is trained."""
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
-    sampling = trainer.sampling
+    trainer = make_trainer(LongLetterEnvironment, stop_sequences=list(ascii_lowercase), max_completion_length=40)
     torch.manual_seed(0)
-    completions = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
-    texts = [trainer.processing_class.decode(completion.ids) for completion in completions]
-    stopped = [
-        (text, completion) for text, completion in zip(texts, completions) if any(letter in text for letter in letters)
-    ]
+    prompts, decode = prompts_of(trainer, "go", "take the key", "open") * 4, trainer.processing_class.decode
+    completions = trainer.player.actor.engine.generate(prompts, trainer.sampling)
+    stopped = [completion for completion in completions if set(decode(completion.ids)) & set(ascii_lowercase)]
     assert len(stopped) > 6
-    for text, completion in stopped:
-        assert completion.complete
-        before = trainer.processing_class.decode(completion.ids[:-1])
-        assert not any(letter in before for letter in letters), text
+    for completion in stopped:
+        assert completion.complete and not set(decode(completion.ids[:-1])) & set(ascii_lowercase)
 
 
-# -- sampling ---------------------------------------------------------------------------------------------------------
+CONFIG = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
 
 
 def test_evaluation_samples_as_it_is_told(tmp_path):
-    options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
-    args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
+    args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **CONFIG)
     assert Sampling.of(args) == Sampling(1.0, 0.9, 5, None, max_completion_length=args.max_completion_length)
     assert args.evaluation_sampling() == replace(Sampling.of(args), temperature=0.4)
-    args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
+    args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **CONFIG)
     assert args.evaluation_sampling() == Sampling(0.0, 0.5, 0, None, max_completion_length=args.max_completion_length)
 
 
@@ -145,12 +129,6 @@ def test_every_option_of_a_sampling_reaches_every_engine(name):
 def test_an_engine_without_log_probabilities_cannot_be_corrected(tmp_path, monkeypatch):
     """TRL's loss would miss them after a whole rollout."""
     monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(load=lambda: Engine, options={}))
-    options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
     with refused("vllm_importance_sampling_correction"):
-        G2POConfig(str(tmp_path), **options)
-    G2POConfig(str(tmp_path), vllm_importance_sampling_correction=False, **options)
-
-
-def test_options_are_described_by_their_own_signature_and_docstring():
-    assert "`merge_adapter` (None), how a colocated vLLM gets a LoRA adapter." in kwargs_help(ENGINES)
-    assert "`dynamic_sampling`: `max_generation_batches` (2), " in kwargs_help(STRATEGIES)
+        G2POConfig(str(tmp_path), **CONFIG)
+    G2POConfig(str(tmp_path), vllm_importance_sampling_correction=False, **CONFIG)

@@ -110,14 +110,12 @@ def start(monkeypatch):
     def started(model, merge, dtype=torch.bfloat16, serves=True, **options):
         dtypes["model"] = dtype
         served[:] = [Architecture] if serves else []
-        accelerator = SimpleNamespace(
-            num_processes=1, process_index=0, local_process_index=0, is_main_process=True, state=SimpleNamespace()
-        )
+        accelerator = SimpleNamespace(num_processes=1, process_index=0, local_process_index=0, is_main_process=True)
+        accelerator.state = SimpleNamespace()
         monkeypatch.setattr(vllm_generation, "DistributedBackend", lambda accelerator: None)
         with vllm_generation_class(partial(AdapterGeneration, merge=merge)), pytest.raises(Started) as what:
-            grpo_trainer.VLLMGeneration(
-                model=model, accelerator=accelerator, processing_class=None, mode="colocate", **options
-            )
+            given = {"model": model, "accelerator": accelerator, "processing_class": None, "mode": "colocate"}
+            grpo_trainer.VLLMGeneration(**given, **options)
         assert grpo_trainer.VLLMGeneration is VLLMGeneration and vllm_generation.LLM is llm
         return what.value.args[0]
 
@@ -145,30 +143,20 @@ def test_merging_that_was_ruled_out_is_refused(start):
         start(adapted(dense, CASES["DoRA"][1]), False)
 
 
-class Wrapped(torch.nn.Module):
-    """A layer with room for an adapter."""
-
-    def __init__(self):
-        super().__init__()
-        self.base_layer = torch.nn.Linear(1, 1)
-
-
-PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 ATTENTION, MLP = "model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"
 
 
 def vllm_with(wrapped):
     """A vLLM whose model has room for adapters in some modules."""
     model = torch.nn.Module()
-    model.packed_modules_mapping = PACKED
+    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     for name in wrapped:
-        *parents, last = name.split(".")
         module = model
-        for parent in parents:
-            if not hasattr(module, parent):
-                module.add_module(parent, torch.nn.Module())
-            module = getattr(module, parent)
-        module.add_module(last, Wrapped())
+        for part in name.split("."):
+            if not hasattr(module, part):
+                module.add_module(part, torch.nn.Module())
+            module = getattr(module, part)
+        module.base_layer = torch.nn.Linear(1, 1)
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
     return SimpleNamespace(llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)))
 
@@ -178,10 +166,8 @@ def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
     model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
     partly = ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None)
     assert partly.merges and "it serves no down_proj" in caplog.text and partly.load() is None
-
     with refused("merge_adapter"):
         ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None, merge=False)
-
     assert not ServedAdapter(vllm_with([ATTENTION, MLP]), model, nullcontext, None).merges
 
 

@@ -103,3 +103,16 @@ def move_weights(trainer):
     with torch.no_grad():  # away from the reference, so that the KL term has a gradient too
         for p in trainer.model.parameters():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+
+
+def by_layout(trainer, kinds):
+    """Of one batch in each layout: the gradient, the micro-batches, and the tokens of a pass."""
+    batch, found = play_batch(trainer), {}
+    move_weights(trainer)
+    for trainer.update.layout.kind in kinds:
+        mini_batches, metrics = trainer.update.split([batch])
+        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
+        trainer._add_log_probs([micro_batches])
+        gradient, forwarded = flat_gradient(trainer, micro_batches), metrics["update/forwarded_tokens"]
+        found[trainer.update.layout.kind] = gradient, micro_batches, forwarded
+    return found

@@ -85,6 +85,13 @@ def run(*arguments, cwd=None, env=None, timeout: float = 300) -> subprocess.Comp
         return subprocess.CompletedProcess(program.args, code, *(path.read_text() for path in (out, err)))
 
 
+def run_script(ranks: int, name: str, *arguments, timeout: float = 300) -> None:
+    """Run a script of this folder on so many ranks, without a GPU; all have to succeed."""
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = run_ranks(ranks, TESTS / name, *arguments, env=env, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
     """What `torch.distributed.run --nproc_per_node NUMBER` does: the first rank that fails ends them all.
 

@@ -4,6 +4,8 @@ import json
 import time
 import urllib.request
 
+import psutil
+
 from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 
@@ -56,6 +58,11 @@ def wait_until(condition):
             return
         time.sleep(0.01)
     raise AssertionError("waited in vain")
+
+
+def running(word):
+    """Return the ids of processes with this word among their arguments."""
+    return [one.pid for one in psutil.process_iter(["cmdline"]) if word in (one.info["cmdline"] or ())]
 
 
 def ask(client, *messages, **options):

@@ -6,17 +6,14 @@ table of benchmarks/results/precision/README.md.
 
 import functools
 import json
-import os
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import programs
 import pytest
-import torch
 from deepspeed_marks import needs_deepspeed
+from letter_trainer import move_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-SCRIPT = Path(__file__).parents[1] / "helpers" / "precision_script.py"
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +21,14 @@ def measure(tmp_path_factory, tiny_model_dir):
     """`measure(processes, *cells)` -> by cell ("precision:sharding"), what precision_script.py wrote, of all ranks."""
     moved = tmp_path_factory.mktemp("moved")
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+    move_weights(SimpleNamespace(model=model))
     model.save_pretrained(moved)
     AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(moved)
 
     @functools.cache
     def run(processes, *cells):
         output = tmp_path_factory.mktemp("precision")
-        env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-        done = programs.run_ranks(processes, SCRIPT, tiny_model_dir, moved, output, *cells, env=env, timeout=590)
-        assert done.returncode == 0, done.stderr[-3000:]
+        programs.run_script(processes, "precision_script.py", tiny_model_dir, moved, output, *cells, timeout=590)
         return {cell: _merge(sorted(output.glob(f"{cell.replace(':', '-')}-*.json"))) for cell in cells}
 
     return run
@@ -52,9 +45,8 @@ def _merge(paths):
 def differences(cell, reference):
     """Of each token's log-probability, in nats."""
     assert cell["log_probs"].keys() == reference["log_probs"].keys() and len(reference["log_probs"]) == 24
-    return np.concatenate(
-        [np.abs(np.subtract(cell["log_probs"][name], row)) for name, row in reference["log_probs"].items()]
-    )
+    rows = reference["log_probs"].items()
+    return np.concatenate([np.abs(np.subtract(cell["log_probs"][name], row)) for name, row in rows])
 
 
 def compare(cell, reference, log_probs, kl):
@@ -68,15 +60,20 @@ def compare(cell, reference, log_probs, kl):
     assert cell["ratio_after_a_step"] == pytest.approx(reference["ratio_after_a_step"], rel=0.1)
 
 
+def compare_all(cells, reference):
+    for name, cell in cells.items():
+        exact = name.startswith("float32")
+        compare(cell, reference, log_probs=1e-5 if exact else 0.01, kl=1e-3 if exact else 0.05)
+
+
 def table(cells, reference):
     print("\n| precision | sharding | log p, mean and largest difference | KL of a known step | KL at steps 1 to 4 |")
     for name, cell in cells.items():
         precision, kind = name.split(":")
         far = differences(cell, reference)
         steps = ", ".join(f"{kl:.3g}" for kl in cell["kl"])
-        print(
-            f"| {precision} | {kind} | {far.mean():.1e}, {far.max():.1e} | {cell['kl_of_known_step']:.4f} | {steps} |"
-        )
+        known = f"{cell['kl_of_known_step']:.4f}"
+        print(f"| {precision} | {kind} | {far.mean():.1e}, {far.max():.1e} | {known} | {steps} |")
 
 
 def test_fsdp2_rounds_neither_log_probs_nor_kl_and_keeps_shards_of_gradients(measure):
@@ -96,9 +93,7 @@ def test_precision_and_sharding(measure):
     sharded = measure(2, *(f"{precision}:{kind}" for kind in ("none", "fsdp2") for precision in precisions))
     table({name.replace("none", "one process"): cell for name, cell in cells.items()}, reference)
     table({name.replace("none", "DDP"): cell for name, cell in sharded.items()}, reference)
-    for name, cell in [*cells.items(), *sharded.items()]:
-        exact = name.startswith("float32")
-        compare(cell, reference, log_probs=1e-5 if exact else 0.01, kl=1e-3 if exact else 0.05)
+    compare_all(cells | {f"{name} of two": cell for name, cell in sharded.items()}, reference)
     for name, cell in sharded.items():
         whole = cell["whole_gradient_bytes"] / (2 if name.startswith("weights") else 1)
         assert cell["gradient_bytes"] == (whole / 2 if name.endswith("fsdp2") else whole), name
@@ -108,10 +103,7 @@ def test_precision_and_sharding(measure):
 @needs_deepspeed
 def test_precision_under_deepspeed(measure):
     reference = measure(1, "float32:none")["float32:none"]
-    cells = measure(
-        2, *(f"{precision}:{kind}" for kind in ("zero2", "zero3") for precision in ("float32", "autocast"))
-    )
+    kinds = [f"{precision}:{kind}" for kind in ("zero2", "zero3") for precision in ("float32", "autocast")]
+    cells = measure(2, *kinds)
     table(cells, reference)
-    for name, cell in cells.items():
-        exact = name.startswith("float32")
-        compare(cell, reference, log_probs=1e-5 if exact else 0.01, kl=1e-3 if exact else 0.05)
+    compare_all(cells, reference)

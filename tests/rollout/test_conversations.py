@@ -3,36 +3,31 @@
 import asyncio
 import functools
 import json
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from conftest import build_tokenizer
 from metrics_by_hand import call_metrics
-from scripted_actors import ScriptedEngine, ScriptedStream
+from scripted_actors import WITH_ACTIONS, ScriptedEngine, ScriptedStream, play_scripted
 from shipped_templates import NATIVE, stop_ids, tokenizer_of
 from tools_by_hand import Safe
 from toy_environments import Countdown
 from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
 
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, PromptTemplate, StepResult, TextEnvironment
+from g2po_trl import EpisodeLimits, Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
-from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.setup import default_history, text_environment_factory
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
-from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
-from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.conversations import Conversations, request_of
 from g2po_trl.rollout.episode import Episode, sent
-from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Step
-
-TEMPLATE = PromptTemplate("{task}|{observation}|{actions}", "{history}|{actions}", parse_completion=parse_plain)
 
 
 class Turns(ScriptedEngine):
@@ -47,40 +42,25 @@ class CollectiveEngine(Turns):
     is_collective = True
 
 
-@pytest.fixture(scope="module")
-def encode():
-    return ChatEncoder(build_tokenizer())
-
-
 @pytest.fixture(params=[Turns, Streams, CollectiveEngine], ids=["turns", "streams", "collective"])
 def play(request, encode):
-    def play(tasks, environment, write, max_turns=4, **options):
-        """`write(prompt's text) -> completion`, without its end if it is too long for its request."""
-        calls = []
+    return functools.partial(play_scripted, request.param, encode)
 
-        def generate(prompts):
-            calls.extend(prompts)
-            texts = [write(encode.tokenizer.decode(prompt)) for prompt in prompts]
-            return [Completion(encode.tokenizer(text)["input_ids"], complete="<|im_end|>" in text) for text in texts]
 
-        with EnvironmentPool(environment, PoolLimits(1)) as pool:
-            options = {"template": TEMPLATE, **options}
-            actor = PromptActor(request.param(encode.tokenizer, generate), encode, **options)
-            trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
-        return trajectories, stats, calls
+def go(prompt):
+    return "go<|im_end|>"
 
-    return play
+
+def user(text):
+    return {"role": "user", "content": text}
 
 
 def test_environment_without_requests_is_played_as_a_conversation(play, encode):
-    (windowed, *_), _, _ = play([{"turns": 3}], Countdown, lambda prompt: "go<|im_end|>")
-    (trajectory, *_), stats, calls = play(
-        [{"turns": 3}], Countdown, lambda prompt: "go<|im_end|>", history="conversation"
-    )
-    assert trajectory.outcome == "success" and [s.action for s in trajectory.steps] == ["go"] * 3
-    assert [s.observation for s in trajectory.steps] == [s.observation for s in windowed.steps]
-    first, second, third = calls
-    steps = trajectory.steps
+    (windowed,), _, _ = play([{"turns": 3}], Countdown, go)
+    (trajectory,), stats, calls = play([{"turns": 3}], Countdown, go, history="conversation")
+    steps, ((first,), (second,), (third,)) = trajectory.steps, calls
+    assert trajectory.outcome == "success" and [s.action for s in steps] == ["go"] * 3
+    assert [s.observation for s in steps] == [s.observation for s in windowed.steps]
     assert second[: len(first) + len(steps[0].completion_ids)] == first + steps[0].completion_ids
     assert third[: len(second) + len(steps[1].completion_ids)] == second + steps[1].completion_ids
     text = encode.tokenizer.decode(third)
@@ -93,20 +73,19 @@ class Asks(TextEnvironment):
     """Sends requests with their own stops, limits and histories, and records what comes back."""
 
     def reset(self, stop=(), max_tokens=None, rewrite=False):
-        self.stop, self.max_tokens, self.rewrite, self.answers = tuple(stop), max_tokens, rewrite, []
-        self.messages = [{"role": "user", "content": "one"}]
+        self.options, self.rewrite, self.answers = {"stop": tuple(stop), "max_tokens": max_tokens}, rewrite, []
+        self.messages = [user("one")]
         return self._ask()
 
     def _ask(self):
-        request = ChatRequest(list(self.messages), stop=self.stop, max_tokens=self.max_tokens)
-        return Observation(self.messages[-1]["content"], request=request)
+        return Observation(self.messages[-1]["content"], request=ChatRequest(list(self.messages), **self.options))
 
     def step(self, action):
         response = ChatResponse.read(action)
         self.answers.append(response)
-        self.messages += [response.message(), {"role": "user", "content": "more"}]
+        self.messages += [response.message(), user("more")]
         if self.rewrite:
-            self.messages[0] = {"role": "user", "content": f"one, {len(self.answers)} answers"}
+            self.messages[0] = user(f"one, {len(self.answers)} answers")
         done = len(self.answers) == 2
         facts = [[a.content, a.finish_reason, a.prompt_tokens, a.completion_tokens] for a in self.answers]
         return StepResult(self._ask().text if done else self._ask(), 1.0, done, info={"answers": facts})
@@ -126,75 +105,74 @@ def test_requests_end_completions_where_they_ask(play, encode):
         assert step.completion_ids == whole[: len(step.completion_ids)]
     for step in short.steps:
         assert step.completion_ids == whole[:2] and step.completion_truncated
-    reasons = {t.info["answers"][0][1] for t in (free, stopped)}, short.info["answers"][0][1]
-    assert reasons == ({"stop"}, "length")
+    assert [t.info["answers"][0][1] for t in trajectories] == ["stop", "stop", "length"]
     for trajectory in trajectories:
         lengths = [[len(s.prompt_ids), len(s.completion_ids)] for s in trajectory.steps]
         assert [answer[2:] for answer in trajectory.info["answers"]] == lengths
 
 
 def test_steps_keep_the_messages_that_their_prompts_add(play):
-    trajectories, stats, _ = play([{}, {"rewrite": True}], Asks, lambda prompt: "yes<|im_end|>")
-    kept, rewritten = trajectories
-    assert [s.messages for s in kept.steps] == [
-        [{"role": "user", "content": "one"}],
-        [{"role": "user", "content": "more"}],
-    ]
+    (kept, rewritten), stats, _ = play([{}, {"rewrite": True}], Asks, lambda prompt: "yes<|im_end|>")
+    assert [s.messages for s in kept.steps] == [[user("one")], [user("more")]]
     assert [len(s.messages) for s in rewritten.steps] == [1, 3], "a rewritten history is shown as a whole"
     assert stats.later_prompts == 2 and stats.continued_prompts == 1
 
 
 def test_request_that_is_too_long_ends_the_episode_by_name(play):
-    (trajectory,), _, _ = play([{}], Asks, lambda prompt: "yes<|im_end|>", max_prompt_length=3)
-    assert trajectory.outcome == "failure" and trajectory.failure_reason.startswith(
-        "prompt too long: the conversation"
-    )
-    assert trajectory.steps == []
+    (trajectory,), _, _ = play([{}], Asks, go, max_prompt_length=3)
+    assert (trajectory.outcome, trajectory.steps) == ("failure", [])
+    assert trajectory.failure_reason.startswith("prompt too long: the conversation")
 
 
-def test_empty_completion_is_a_message_of_an_agent_and_no_action_in_an_environment(play):
+TOOLS = text_environment_factory(Safe, EpisodeLimits(4), "conversation")
+
+
+@pytest.mark.parametrize(
+    ("environment", "task", "valid", "steps"),
+    [(Asks, {}, True, 2), (TOOLS, {}, False, 1), (Countdown, {"turns": 4}, False, 4)],
+)
+def test_empty_completion_is_a_message_of_an_agent_and_no_action(play, environment, task, valid, steps):
     """A class with tools ends its episode without a call, as with a text."""
-    played = [
-        play([task], environment, lambda prompt: "<|im_end|>", history="conversation")[0][0]
-        for environment, task in (
-            (Asks, {}),
-            (text_environment_factory(Safe, EpisodeLimits(4), "conversation"), {}),
-            (Countdown, {"turns": 4}),
-        )
-    ]
-    assert [(t.steps[0].valid, len(t.steps)) for t in played] == [(True, 2), (False, 1), (False, 4)]
-    assert json.loads(played[1].steps[0].action) == {"content": ""} and played[1].outcome == "failure"
+    (trajectory,), _, _ = play([task], environment, lambda prompt: "<|im_end|>", history="conversation")
+    assert (trajectory.steps[0].valid, len(trajectory.steps)) == (valid, steps)
+    if environment is TOOLS:
+        assert json.loads(trajectory.steps[0].action) == {"content": ""} and trajectory.outcome == "failure"
+
+
+@pytest.fixture
+def conversation(encode):
+    """Conversations of a rollout, and an episode of them."""
+    return Conversations(ConversationEncoder(encode), WITH_ACTIONS, None, RolloutStats()), Episode("task")
+
+
+def completed(conversation, request, completion):
+    """Return the first step of an episode: its request, and this completion."""
+    conversations, episode = conversation
+    episode.observation = Observation("one", request=request)
+    return conversations.step(episode, request, conversations.prompt(episode, request), completion)
 
 
 @pytest.mark.parametrize("inside_of_a_token", [False, True])
-def test_stop_of_a_request_is_trained_and_not_in_the_next_prompt(encode, inside_of_a_token):
+def test_stop_of_a_request_is_trained_and_not_in_the_next_prompt(encode, conversation, inside_of_a_token):
     """What the client did not see is not in its conversation; after a stop inside of a token it is rendered afresh."""
     word = next(word for word in sorted(encode.tokenizer.get_vocab()) if word.isalpha() and len(word) > 3)
-    written, stop = f"a {word}", word[2:] if inside_of_a_token else word
-    messages = [{"role": "user", "content": "one"}]
-    request = ChatRequest(messages, stop=(stop,))
-    conversations = Conversations(ConversationEncoder(encode), TEMPLATE, None, RolloutStats())
-    episode = Episode("task", observation=Observation("one", request=request))
+    stop = word[2:] if inside_of_a_token else word
     ids = [*encode.tokenizer("a ")["input_ids"], encode.tokenizer.get_vocab()[word]]
-    step = conversations.step(episode, request, conversations.prompt(episode, request), Completion(ids))
-    assert encode.decode(step.completion_ids) == written
-    answer = {"role": "assistant", **json.loads(step.action)}
-    later = conversations.prompt(episode, ChatRequest([*messages, answer, *messages]))
+    step = completed(conversation, ChatRequest([user("one")], stop=(stop,)), Completion(ids))
+    assert encode.decode(step.completion_ids) == f"a {word}"
+    answer, (conversations, episode) = {"role": "assistant", **json.loads(step.action)}, conversation
+    later = conversations.prompt(episode, ChatRequest([user("one"), answer, user("one")]))
     assert later.continues == (0 if inside_of_a_token else 1)
     assert stop not in encode.tokenizer.decode(later.ids)
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_completion_that_the_limit_cut_makes_no_call(encode, complete):
+def test_a_completion_that_the_limit_cut_makes_no_call(encode, conversation, complete):
     """Half of its arguments may be read as all of them."""
     schema = {"type": "object", "properties": {"text": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "remove", "description": "", "parameters": schema}}]
-    request = ChatRequest([{"role": "user", "content": "one"}], tools)
-    conversations = Conversations(ConversationEncoder(encode), TEMPLATE, None, RolloutStats())
-    episode = Episode("task", observation=Observation("one", request=request))
-    text = '<tool_call>{"name": "remove", "arguments": {"text": "x"}}</tool_call>'
-    completion = Completion(encode.tokenizer(text)["input_ids"], complete=complete)
-    step = conversations.step(episode, request, conversations.prompt(episode, request), completion)
+    ids = encode.tokenizer('<tool_call>{"name": "remove", "arguments": {"text": "x"}}</tool_call>')["input_ids"]
+    step = completed(conversation, ChatRequest([user("one")], tools), Completion(ids, complete=complete))
     assert step.valid is complete and ("tool_calls" in json.loads(step.action)) is complete
 
 
@@ -202,8 +180,7 @@ def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, mo
     """The chat template refuses what the agent sends after its first answer, where it has rewritten its history."""
     refuse = "{% if 'answers' in messages[0].content %}{{ raise_exception('too old') }}{% endif %}"
     monkeypatch.setattr(encode.tokenizer, "chat_template", refuse + encode.tokenizer.chat_template)
-    trajectories, _, _ = play([{"rewrite": True}, {}], Asks, lambda prompt: "yes<|im_end|>")
-    refused, other = trajectories
+    (refused, other), _, _ = play([{"rewrite": True}, {}], Asks, lambda prompt: "yes<|im_end|>")
     assert (refused.outcome, len(refused.steps), other.outcome) == ("failure", 1, "success")
     assert refused.failure_reason == "conversation refused: the chat template raises TemplateError: too old"
 
@@ -244,10 +221,8 @@ def call(name, **arguments):
 
 def written(encoder, calls, content=""):
     """Return what the family's template writes for an assistant's message, after the generation prompt."""
-    user = {"role": "user", "content": "x"}
     answer = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
-    before = encoder.encode.text([user])
-    whole = encoder.encode.text([user, answer], None, False)
+    before, whole = encoder.encode.text([user("x")]), encoder.encode.text([user("x"), answer], None, False)
     common = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
     return whole[common:]
 
@@ -258,8 +233,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
     prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + environment.reset()}]
     tools = [environment.listen, environment.open]
     template = encoder.encode.text._passed_template
-    loop = asyncio.new_event_loop()
-    reader = encoder.tools.own
+    loop, reader = asyncio.new_event_loop(), encoder.tools.own
 
     def generate(prompt_ids, *args, **kwargs):
         prompts.append(list(prompt_ids[0]))
@@ -274,12 +248,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
     )  # fmt: skip
     trainer._get_tool_suffix_ids = functools.partial(GRPOTrainer._get_tool_suffix_ids, trainer)
     first = tokenizer.apply_chat_template(prompt, tools=tools, add_generation_prompt=True, chat_template=template)
-    from threading import Thread
-
-    from trl.chat_template_utils import parse_response
-
-    thread = Thread(target=loop.run_forever, daemon=True)
-    thread.start()
+    Thread(target=loop.run_forever, daemon=True).start()
     (completion,), _ = generate([first["input_ids"]])
     messages = [[parse_response(reader, completion, prefix=first["input_ids"], tools=tools)]]
     _, messages, *_ = GRPOTrainer._tool_call_loop(
@@ -292,7 +261,6 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
 def rollout_of_ours(encoder, prompt, script, max_completions):
     factory = text_environment_factory(Drawer, EpisodeLimits(max_completions), "conversation")
     environment, episode = factory(), Episode("drawer")
-    assert isinstance(environment, ChatToolEnvironment)
     conversations = Conversations(encoder, PromptTemplate("", ""), None, RolloutStats())
     episode.open(environment.reset(prompt=prompt))
     prompts = []
@@ -305,10 +273,8 @@ def rollout_of_ours(encoder, prompt, script, max_completions):
         if episode.outcome is not None:
             break
     environment.close()
-    messages = [
-        m for step in episode.steps for m in [*step.messages, {"role": "assistant", **json.loads(step.action)}]
-    ]
-    return messages, prompts, episode.reward
+    said = [[*step.messages, {"role": "assistant", **json.loads(step.action)}] for step in episode.steps]
+    return sum(said, []), prompts, episode.reward
 
 
 @pytest.mark.parametrize("max_completions", [9, 3])
@@ -317,7 +283,7 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
     """Message by message and id by id: several calls, errors, unknown tools, async tools, the end."""
     tokenizer = tokenizer_of(name)
     encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
-    prompt = [{"role": "user", "content": "Open the drawer."}]
+    prompt = [user("Open the drawer.")]
     texts = [
         written(encoder, [call("open", hard=False)]),
         written(encoder, [call("listen"), *([] if name.startswith("llama") else [call("open", hard=False)])]),
@@ -330,96 +296,86 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         ends = [i for i, token in enumerate(ids) if token in encoder.stops]
         script.append(ids[: ends[0] + 1] if ends else ids)
-    theirs = rollout_of_trl(tokenizer, encoder, prompt, script, max_completions)
-    ours = rollout_of_ours(encoder, prompt, script, max_completions)
+    their_messages, theirs, their_reward = rollout_of_trl(tokenizer, encoder, prompt, script, max_completions)
+    messages, ours, reward = rollout_of_ours(encoder, prompt, script, max_completions)
     if name == "gemma4_v2":  # TRL leaves out the line break that the template writes after a turn
-        prompts = [tokenizer.decode(ids).replace("<turn|><|turn>", "<turn|>\n<|turn>") for ids in theirs[1]]
-        assert [tokenizer.decode(ids) for ids in ours[1]] == prompts
-    else:
-        assert ours[1] == theirs[1]
-    assert len(ours[1]) == min(5, max_completions)
-    strip = [{k: m[k] for k in ("role", "content", "tool_calls", "name") if k in m} for m in theirs[0]]
-    assert ours[0] == strip
-    assert ours[2] == theirs[2]
+        theirs = [tokenizer.decode(ids).replace("<turn|><|turn>", "<turn|>\n<|turn>") for ids in theirs]
+        ours = [tokenizer.decode(ids) for ids in ours]
+    assert ours == theirs and len(ours) == min(5, max_completions) and reward == their_reward
+    fields = ("role", "content", "tool_calls", "name")
+    assert messages == [{name: m[name] for name in fields if name in m} for m in their_messages]
 
 
-def test_tool_calls_are_counted_as_called_readable_and_known(play):
+SAID = {
+    "known": '<tool_call>{"name": "open", "arguments": {}}</tool_call>',
+    "unknown": '<tool_call>{"name": "burn", "arguments": {}}</tool_call>',
+    "unreadable": '<tool_call>{"name": "open"</tool_call>',
+    "none": "I open the drawer",
+}
+
+
+@pytest.mark.parametrize("history", ["conversation", "window"])
+def test_tool_calls_are_counted_as_called_readable_and_known(play, history):
     """Of a class with tools, as a conversation and in the window; there the names of tools are not known."""
-    said = {
-        "known": '<tool_call>{"name": "open", "arguments": {}}</tool_call>',
-        "unknown": '<tool_call>{"name": "burn", "arguments": {}}</tool_call>',
-        "unreadable": '<tool_call>{"name": "open"</tool_call>',
-        "none": "I open the drawer",
-    }
-    tasks = [{"prompt": f"It is {kind} {number}"} for kind in said for number in range(1 + (kind == "none"))]
+    tasks = [{"prompt": f"It is {kind} {number}"} for kind in SAID for number in range(1 + (kind == "none"))]
 
     def write(prompt):
-        kind = max(said, key=lambda one: prompt.rfind(f" {one} "))
-        return f"{said[kind]}<|im_end|>"
+        return SAID[max(SAID, key=lambda kind: prompt.rfind(f" {kind} "))] + "<|im_end|>"
 
-    for history in ("conversation", "window"):
-        factory = text_environment_factory(Drawer, EpisodeLimits(1), history)
-        wording = {"template": TOOL_PROMPT} if history == "window" else {}
-        trajectories, _, _ = play(tasks, factory, write, max_turns=1, history=history, **wording)
-        kinds = [t.steps[0].call for t in trajectories]
-        summary, played = summarize(trajectories), [t.to_dict() for t in trajectories]
-        by_hand = call_metrics(played, {"open", "listen"})
-        if history == "window":
-            assert kinds == ["readable", "readable", "unreadable", "none", "none"]
-            assert "known_call_ratio" not in summary
-            del by_hand["known_call_ratio"]
-        else:
-            assert kinds == ["known", "unknown", "unreadable", "none", "none"]
-            assert by_hand["known_call_ratio"] == 1 / 2
-        assert {name: summary[name] for name in by_hand} == pytest.approx(by_hand)
-        assert (by_hand["tool_call_ratio"], by_hand["readable_call_ratio"]) == pytest.approx((3 / 5, 2 / 3))
-        assert summary["valid_action_ratio"] == 4 / 5, "a text without a call is well-formed"
-        assert [t.row for t in trajectories] == tasks
+    factory = text_environment_factory(Drawer, EpisodeLimits(1), history)
+    wording = {"template": TOOL_PROMPT} if history == "window" else {}
+    trajectories, _, _ = play(tasks, factory, write, max_turns=1, history=history, **wording)
+    kinds = [t.steps[0].call for t in trajectories]
+    summary, by_hand = summarize(trajectories), call_metrics([t.to_dict() for t in trajectories], {"open", "listen"})
+    if history == "window":
+        assert kinds == ["readable", "readable", "unreadable", "none", "none"]
+        assert "known_call_ratio" not in summary
+        del by_hand["known_call_ratio"]
+    else:
+        assert kinds == ["known", "unknown", "unreadable", "none", "none"]
+        assert by_hand["known_call_ratio"] == 1 / 2
+    assert {name: summary[name] for name in by_hand} == pytest.approx(by_hand)
+    assert (by_hand["tool_call_ratio"], by_hand["readable_call_ratio"]) == pytest.approx((3 / 5, 2 / 3))
+    assert summary["valid_action_ratio"] == 4 / 5, "a text without a call is well-formed"
+    assert [t.row for t in trajectories] == tasks
 
 
 def test_messages_of_a_row_are_the_task():
-    example = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     environment = ChatToolEnvironment(Safe, 3)
     try:
-        seen = environment.reset(code=5, prompt=[*example, {"role": "user", "content": "Open it."}])
+        seen = environment.reset(
+            code=5, prompt=[user("2 + 2?"), {"role": "assistant", "content": "4"}, user("Open it.")]
+        )
     finally:
         environment.close()
     assert seen.request.task == len(seen.request.messages) == 3 and seen.request.shorten
 
 
+class Worded(Safe):
+    prompt_template = WITH_ACTIONS
+
+
 def test_class_with_a_wording_of_its_own_stays_in_the_window():
-    from g2po_trl.environments.setup import default_history
-
-    class Worded(Safe):
-        prompt_template = TEMPLATE
-
     assert default_history(Safe, None) == "conversation"
-    assert (
-        default_history(Worded, None)
-        == default_history(Safe, TEMPLATE)
-        == default_history(Countdown, None)
-        == "window"
-    )
+    for environment, template in ((Worded, None), (Safe, WITH_ACTIONS), (Countdown, None)):
+        assert default_history(environment, template) == "window"
 
 
 @pytest.mark.parametrize("history", ["window", "conversation"])
-def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, history):
-    length = len(encode(TEMPLATE.messages("left 3", "TASK", ["go"]))[0])
-    for room, outcome, reason in ((512, "truncated", None), (511, "failure", "context overflow")):
-        options = {"max_turns": 1, "history": history, "context_length": length + room}
-        (trajectory,), _, calls = play([{"turns": 3}], Countdown, lambda prompt: "go<|im_end|>", **options)
-        assert trajectory.outcome == outcome and len(calls) == (reason is None)
-        if reason:
-            counted = f"{length} tokens and 512 of the completion exceed the model's {length + 511}"
-            assert trajectory.failure_reason == f"{reason}: {counted}"
+@pytest.mark.parametrize(("room", "outcome", "kind"), [(512, "truncated", None), (511, "failure", "context overflow")])
+def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, history, room, outcome, kind):
+    length = len(encode(WITH_ACTIONS.messages("left 3", "TASK", ["go"]))[0])
+    options = {"max_turns": 1, "history": history, "context_length": length + room}
+    (trajectory,), _, calls = play([{"turns": 3}], Countdown, go, **options)
+    assert trajectory.outcome == outcome and len(calls) == (kind is None)
+    assert (trajectory.failure_reason or "None").partition(":")[0] == f"{kind}"
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_response_with_calls_says_so_also_if_the_completion_was_cut_off_after_them(cut):
     """Vercel's `ai` carries out calls only then."""
-    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
     reasons = []
-    for calls in ({}, {"tool_calls": [call]}):
+    for calls in ({}, {"tool_calls": [call("add")]}):
         step = Step("x", json.dumps({"content": "", **calls}), completion_truncated=cut, messages=[])
         reasons.append(ChatResponse.read(sent(step)).finish_reason)
     assert reasons == ["length" if cut else "stop", "tool_calls"]
