@@ -8,10 +8,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 from refusals import refused
-from scripted_agents import ASKING, play, says, wait_until
+from scripted_agents import ASKING, play, running, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.agents.session import AgentError
@@ -121,12 +120,6 @@ for command in sys.argv[1:]:
 """
 
 
-def sleepers():
-    """The programs that DAEMONS has left, by what they are."""
-    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] and "60417" in p.info["cmdline"]]
-    return [p.pid for p in found if is_running(p.pid)]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
 @pytest.mark.parametrize("end", ["returns", "is closed", "its worker is killed"])
 def test_daemons_end_with_their_episode(solve, tmp_path, end):
@@ -137,14 +130,14 @@ def test_daemons_end_with_their_episode(solve, tmp_path, end):
     command = AgentCommand(program, lambda: 1)
     with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1)) as pool:
         pool.reset([{}])
-        wait_until(lambda: len(sleepers()) == len(program))  # one of them may be about to become a `sleep`
+        wait_until(lambda: len(running("60417")) == len(program))  # one may be about to become a `sleep`
         if end == "returns":
             assert pool.step({0: says("done")})[0].reward == 1
         elif end == "is closed":
             pool.end()
         else:
             os.kill(pool.worker_pids[0], signal.SIGKILL)
-        wait_until(lambda: not sleepers())
+        wait_until(lambda: not running("60417"))
 
 
 def test_output_beyond_its_limit_loses_its_middle(solve, tmp_path):

@@ -9,10 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from refusals import refused
-from scripted_agents import ASKING, ask, play, says
+from scripted_agents import ASKING, ask, play, running, says
 
 from g2po_trl import AgentCommand
 from g2po_trl.agents import program
@@ -83,11 +82,10 @@ def test_what_is_no_file_stops_nothing(source, tmp_path):
 @pytest.mark.parametrize("place", ["link", "none", "file"])
 def test_a_folder_that_an_agent_replaced(source, tmp_path, place):
     """Nothing of another folder is read, removed, or written."""
-    outside = tmp_path / "outside"
+    outside, workspace = tmp_path / "outside", Workspace(source, tmp_path / "copy")
     (outside / "tests").mkdir(parents=True)
     (outside / "tests" / "mine.py").write_text("mine")
     (outside / "add.py").write_text("secret")
-    workspace = Workspace(source, tmp_path / "copy")
     shutil.rmtree(workspace.folder)
     if place == "link":
         workspace.folder.symlink_to(outside)
@@ -123,11 +121,12 @@ def test_links_inside_are_copied_and_put_back(source, tmp_path):
     (source / ".venv").mkdir()
     (source / ".venv" / "python").symlink_to(sys.executable)
     workspace = Workspace(source, tmp_path / "copy")
-    (workspace.folder / "tests" / "up").unlink()
-    (workspace.folder / "tests" / "up").write_text("changed")
+    link = workspace.folder / "tests" / "up"
+    link.unlink()
+    link.write_text("changed")
     assert workspace.diff() == "File tests/up differs\n"
     workspace.restore(["tests"])
-    assert os.readlink(workspace.folder / "tests" / "up") == "../add.py" and workspace.diff() == ""
+    assert os.readlink(link) == "../add.py" and workspace.diff() == ""
 
 
 def test_a_diff_names_what_changed(source, tmp_path):
@@ -148,13 +147,11 @@ def test_a_diff_names_what_changed(source, tmp_path):
 
 def test_the_workspace_is_the_state_and_verification_the_reward(command):
     script = [says("date; echo ok"), says("sed -i 's/a - b/a + b/' add.py; date; echo ok"), says("done")]
-    seen, end = play(command(), script)
+    (seen, end), (again, _) = play(command(), script), play(command(), script)
     assert (end.terminated, end.reward) == (True, 1.0)
     assert "-    return a - b\n+    return a + b\n" in end.info["diff"]
     keys = [one.state_key for one in seen]
-    assert len(set(keys)) == 3
-    again, _ = play(command(), script)
-    assert [one.state_key for one in again] == keys, "times are no part of it"
+    assert len(set(keys)) == 3 and [one.state_key for one in again] == keys, "times are no part of it"
 
 
 def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
@@ -206,38 +203,36 @@ def test_rewards(command, source):
         assert end.reward == reward and (said != "true" or end.info["diff"] == "")
 
 
-STRICT = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
-PLANTED = {
-    "settings": "echo 'import os; os._exit(0)' > conftest.py",
-    "a module": "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py",
-    "home": "mkdir -p $HOME && echo 'exit 0' > $HOME/passes",
-    "cache": """python - <<'END'
+CACHE = """python - <<'END'
 import os, py_compile
 seen, text = os.stat("tests/check.py"), open("tests/check.py").read()
 open("tests/check.py", "w").write("#" * seen.st_size)
 os.utime("tests/check.py", ns=(seen.st_atime_ns, seen.st_mtime_ns))
 py_compile.compile("tests/check.py")
-END""",
-}
+END"""
+(OF_THE_DOCS,) = re.findall(
+    r"`(sh -c \"[^`]*pytest[^`]*)`", (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+)
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_planted_does_not_pass(command, source, planted):
-    """Settings and modules of tests, the program's home, and bytecode of a test that is put back."""
-    (source / "tests" / "test_add.py").write_text("def test_add():\n    assert 0\n")
-    verify = {"home": "sh -c '. $HOME/passes'", "cache": "python -m tests.check"}.get(planted, "python -m pytest -q")
-    _, end = play(command(verify, **STRICT), [says(PLANTED[planted]), says("done")])
-    assert end.reward == 0.0, end.info
-
-
-@pytest.mark.parametrize(("code", "reward"), [("import os; os._exit(0)", 0.0), ("add = min", 0.0), ("add = max", 1.0)])
-def test_tested_code_that_ends_the_tests_does_not_pass(command, source, code, reward):
-    """With the command of the documentation."""
-    page = Path(__file__).parents[2] / "docs" / "agents.md"
-    (verify,) = re.findall(r"`(sh -c \"[^`]*pytest[^`]*)`", page.read_text())
+@pytest.mark.parametrize(
+    ("verify", "said", "reward"),
+    [
+        ("python -m pytest -q", "echo 'import os; os._exit(0)' > conftest.py", 0.0),
+        ("python -m pytest -q", "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py", 0.0),
+        ("sh -c '. $HOME/passes'", "mkdir -p $HOME && echo 'exit 0' > $HOME/passes", 0.0),
+        ("python -m tests.check", CACHE, 0.0),
+        (OF_THE_DOCS, 'echo "import os; os._exit(0)" > add.py', 0.0),
+        (OF_THE_DOCS, 'echo "add = min" > add.py', 0.0),
+        (OF_THE_DOCS, 'echo "add = max" > add.py', 1.0),
+    ],
+)
+def test_what_is_planted_does_not_pass(command, source, verify, said, reward):
+    """Settings and modules of tests, the program's home, bytecode of a test, and code that ends the tests."""
     test = "from add import add\n\ndef test_add():\n    assert add(1, 2) == 2\n"
     (source / "tests" / "test_add.py").write_text(test)
-    _, end = play(command(verify, **STRICT), [says(f'echo "{code}" > add.py'), says("done")])
+    strict = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
+    _, end = play(command(verify, **strict), [says(said), says("done")])
     assert end.reward == reward, end.info
 
 
@@ -246,7 +241,7 @@ def test_tested_code_that_ends_the_tests_does_not_pass(command, source, code, re
 def test_a_program_that_kills_its_supervisor_leaves_nothing(command, tmp_path, ends):
     _, end = play(command("true"), [says(f"setsid sleep 61.38 & sleep 61.38 & {ends.format(tmp_path)}")])
     assert end.terminated
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.38"]]
+    assert not running("61.38")
 
 
 def test_variables_of_the_program_and_of_what_verifies_it(command, source, monkeypatch):
@@ -274,7 +269,7 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     _, end = play(command(**option), [says(action)])
     assert end.terminated and end.reward == 0 and end.info["success"] is False
     assert reason in end.info["failure_reason"] and "diff" in end.info
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.37"]]
+    assert not running("61.37")
 
 
 @pytest.mark.parametrize("verify", ["no_such_program -q", "./none.sh", "/none/check", "./add.py"])
@@ -291,7 +286,7 @@ def test_many_processes_end():
     words = [sys.executable, program.__file__, json.dumps(limits), *forking]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert b"LimitError" in process.stderr.read() and process.wait() == program.OVER_LIMIT
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == forking]
+    assert not running(forking[-1])
 
 
 def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
@@ -301,18 +296,14 @@ def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
     assert end.reward == 1.0 and end.info["diff"] == ""
 
 
-def lead(link, target):
-    return lambda source: (source / link).symlink_to(target(source))
-
-
 @pytest.mark.parametrize(
     ("change", "options", "field"),
     [
         (lambda source: (source / ".git").write_text("gitdir: /elsewhere"), {}, "workspace"),
-        (lead("out", lambda source: "../shared"), {}, "workspace"),
-        (lead("tests/out", lambda source: "../.."), {}, "workspace"),
-        (lead("whole", lambda source: source / "add.py"), {}, "workspace"),
-        (lambda source: shutil.rmtree(source), {}, "workspace"),
+        (lambda source: (source / "out").symlink_to("../shared"), {}, "workspace"),
+        (lambda source: (source / "tests/out").symlink_to("../.."), {}, "workspace"),
+        (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
+        (shutil.rmtree, {}, "workspace"),
         (lambda source: None, {"restore": ["test"]}, "restore"),
         (lambda source: (source / "data").write_bytes(bytes(range(256)) * 8000), {"max_disk_mb": 1}, "max_disk_mb"),
     ],

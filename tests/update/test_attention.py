@@ -79,28 +79,14 @@ def test_one_call_of_all_branches_is_a_call_of_each(window, monkeypatch):
     torch.testing.assert_close(found, torch.cat(wanted, 1))
 
 
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 48}
+LONG |= {"short_factor": [1.0] * 8, "long_factor": [1.5, 2.5, 4.0, 8.0] * 2}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 ROPES = {
     "longrope": Family(
-        "phi3",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "original_max_position_embeddings": 48,
-                "short_factor": [1.0] * 8,
-                "long_factor": [1.5, 2.5, 4.0, 8.0] * 2,
-            },
-            "original_max_position_embeddings": 48,
-            "sliding_window": None,
-        },
+        "phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 48, "sliding_window": None}
     ),
-    "dynamic": Family(
-        "llama",
-        {
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-            "max_position_embeddings": 48,
-        },
-    ),
+    "dynamic": Family("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 48}),
 }
 
 

@@ -16,9 +16,8 @@ MINI_BATCHES = 4
 def test_plan_covers_every_row_once_and_bounds_tokens():
     rng = np.random.default_rng(0)
     for _ in range(50):
-        ranks = []
-        for _ in range(rng.integers(1, 4)):
-            ranks.append(sorted(rng.integers(1, 120, rng.integers(0, 40)).tolist(), reverse=True))
+        drawn = [rng.integers(1, 120, rng.integers(0, 40)).tolist() for _ in range(rng.integers(1, 4))]
+        ranks = [sorted(rows, reverse=True) for rows in drawn]
         plan = plan_micro_batches(ranks, max_tokens=400)
         assert plan[0][0] == 0 and plan[-1][1] == max(1, max(map(len, ranks)))
         assert all(stop == start for (_, stop), (start, _) in zip(plan, plan[1:]))
@@ -26,10 +25,7 @@ def test_plan_covers_every_row_once_and_bounds_tokens():
             for rows in ranks:
                 width = max(rows[start:stop], default=0)
                 assert width * (stop - start) <= 400 or stop - start == 1
-
-
-def test_plan_of_nothing_is_one_filler_row():
-    assert plan_micro_batches([[], []], 100) == [(0, 1)]
+    assert plan_micro_batches([[], []], 100) == [(0, 1)], "a filler row"
 
 
 def test_ranks_get_equal_work():
@@ -60,20 +56,14 @@ def test_neighbours_have_the_longest_common_prefixes(numbers, data):
 
 def ragged(counts, rng):
     """The step samples of ranks: prompts of two tasks that begin alike, some of advantage 0, some not trained."""
-    tasks = [rng.integers(0, 500, 50) for _ in range(2)]
-    batches = []
+    tasks, batches = [rng.integers(0, 500, 50) for _ in range(2)], []
     for count in counts:
-        prompts = [np.concatenate([tasks[n % 2], rng.integers(0, 2, rng.integers(1, 60))]) for n in range(count)]
+        ends = [rng.integers(0, 2, rng.integers(1, 60)) for _ in range(count)]
+        prompts = [np.append(tasks[n % 2], end).astype(np.int32) for n, end in enumerate(ends)]
         completions = [rng.integers(0, 2, rng.integers(1, 12)).astype(np.int32) for _ in range(count)]
-        batches.append(
-            StepBatch(
-                [prompt.astype(np.int32) for prompt in prompts],
-                completions,
-                rng.integers(-1, 2, count).astype(np.float32),
-                rng.random(count) < 0.9,
-                [rng.normal(size=len(completion)).astype(np.float32) for completion in completions],
-            )
-        )
+        advantages, trained = rng.integers(-1, 2, count).astype(np.float32), rng.random(count) < 0.9
+        logprobs = [rng.normal(size=len(completion)).astype(np.float32) for completion in completions]
+        batches.append(StepBatch(prompts, completions, advantages, trained, logprobs))
     return batches
 
 
@@ -107,9 +97,8 @@ def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
     found = []
     for ranks in (1, 4, 8):
         plan = options.plan(sequences, np.ones(len(whole), dtype=bool), ranks, np.random.default_rng(0))
-        found.append(
-            [sorted(row for trees in part for own in trees for tree in own for row in tree.rows) for part in plan]
-        )
+        trees = [[tree for of_rank in part for own in of_rank for tree in own] for part in plan]
+        found.append([sorted(row for tree in part for row in tree.rows) for part in trees])
     assert len(found[0]) == 3 and all(found[0])
     assert found[0] == found[1] == found[2]
 

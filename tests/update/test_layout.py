@@ -31,9 +31,8 @@ def verify(trainer, lengths):
     return verify_batch(trainer, batch_of(lengths))
 
 
-def verify_batch(trainer, batch):
-    mini_batches, _ = trainer.update.split([batch])
-    return trainer.update.verify_layout(trainer.model, mini_batches, [batch])
+def verify_batch(trainer, batch, mini_batches=None):
+    return trainer.update.verify_layout(trainer.model, mini_batches or trainer.update.split([batch])[0], [batch])
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
@@ -55,12 +54,9 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
 
 def test_a_window_keeps_the_shared_layout(make_family_trainer):
     trainer = make_family_trainer("Mistral with a window")
-    assert (
-        verify(trainer, [4, 6, 8, 10]) and verify(trainer, [30, 60, 90, 90]) and trainer.update.layout.kind == "shared"
-    )
-    assert verify(trainer, [100, 120]) and trainer.update.layout.checked_length == 94, (
-        "not twice as long: not looked at again"
-    )
+    assert verify(trainer, [4, 6, 8, 10]) and verify(trainer, [30, 60, 90, 90])
+    assert verify(trainer, [100, 120]) and trainer.update.layout.kind == "shared"
+    assert trainer.update.layout.checked_length == 94, "not twice as long: not looked at again"
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
@@ -70,7 +66,7 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     trainer = make_family_trainer("Qwen2", bf16=bf16)
     batch = batch_of([60] * 10)
     mini_batches, _ = trainer.update.split([batch])
-    assert trainer.update.verify_layout(trainer.model, mini_batches, [batch])
+    assert verify_batch(trainer, batch, mini_batches)
     ((micro_batch,),) = mini_batches
     queries, keys = micro_batch["branches"][-1]
     first = len(micro_batch["paths"]) - keys
@@ -80,7 +76,7 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     else:  # the one before its own is that before the branch in the row, of another sequence
         micro_batch["paths"][-queries - 1] = micro_batch["row_ids"].shape[1] - queries - 1
     trainer.update.layout.checked_length = 0
-    assert not trainer.update.verify_layout(trainer.model, mini_batches, [batch])
+    assert not verify_batch(trainer, batch, mini_batches)
 
 
 def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
@@ -93,7 +89,7 @@ def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
     batch.prompt_ids[-1][:] = 5
     mini_batches, _ = trainer.update.split([batch])
     assert "branches" not in max(mini_batches[0], key=lambda one: one["prompt_ids"].shape[1])
-    assert not trainer.update.verify_layout(trainer.model, mini_batches, [batch])
+    assert not verify_batch(trainer, batch, mini_batches)
 
 
 def test_rows_without_common_tokens_need_no_look(make_family_trainer):
@@ -137,37 +133,20 @@ def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
     trainer.model.train()
-    assert (
-        verify_batch(trainer, play_batch(trainer))
-        and trainer.update.layout.kind == "shared"
-        and trainer.model.training
-    )
+    assert verify_batch(trainer, play_batch(trainer)) and trainer.model.training
+    assert trainer.update.layout.kind == "shared"
 
 
 def test_the_look_is_bounded(make_trainer):
     """The micro-batch, and four sequences alone."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
-    batch = batch_of([20, 40, 60, 80, 100] * 6)
+    batch, forwarded = batch_of([20, 40, 60, 80, 100] * 6), []
     mini_batches, _ = trainer.update.split([batch])
-    forwarded = []
     trainer.model.base_model.register_forward_pre_hook(
         lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
     )
-    assert trainer.update.verify_layout(trainer.model, mini_batches, [batch])
+    assert verify_batch(trainer, batch, mini_batches)
     assert len(forwarded) == 4 + 1 and max(forwarded) <= 500 and sum(of > 104 for of in forwarded) == 1
-
-
-def test_padding_moves_no_position(make_family_trainer):
-    """GPT-2's positions are learned ones: rows padded on the left, as TRL passes them, are trained at wrong ones."""
-    trainer = make_family_trainer("GPT-2", token_layout="padded")
-    model, batch = trainer.model.eval(), batch_of([5, 20, 60])
-    (((micro_batch,),), _) = trainer.update.split([batch])
-    with torch.no_grad():
-        found = trainer.update.score(model, micro_batch)
-        for row, prompt in enumerate(micro_batch["prompt_mask"].sum(1).tolist()):
-            ids = torch.cat([micro_batch["prompt_ids"][row, -prompt:], micro_batch["completion_ids"][row]])[None]
-            wanted = torch.log_softmax(model(input_ids=ids).logits[0, prompt - 1 : -1], -1)
-            assert torch.allclose(found[row], wanted.gather(1, ids[0, prompt:, None])[:, 0], atol=1e-5)
 
 
 def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
@@ -189,18 +168,31 @@ def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
             assert metrics["update/padding_fraction"] == pytest.approx(1 - 40 * (94 + 54) / forwarded)
 
 
+class Moved(list):
+    """Places that tell where they were sent."""
+
+    def to(self, device):
+        self.moved_to = device
+        return torch.zeros(len(self), dtype=torch.long, device=device)
+
+
+def fused(hidden, places, ids, of=lambda states: states[..., 0]):
+    """Log-probabilities of a model whose body has these hidden states, and whose head is `of`."""
+    body = torch.nn.Module()
+    body.forward = lambda: SimpleNamespace(last_hidden_state=hidden)
+
+    def model(shift_labels, fused_lm_head):
+        assert fused_lm_head and shift_labels.shape == (1, len(places))
+        return SimpleNamespace(log_probs=of(body().last_hidden_state), entropy=None)
+
+    return fused_log_probs(model, body, {}, places, ids)[0]
+
+
 def test_a_model_on_several_devices():
     """The last layer of `device_map=auto` is on another device than the inputs: here on `meta`, which has no data."""
     hidden, places = torch.zeros(1, 6, 4, device="meta"), Moved([1, 2, 4])
-    body = torch.nn.Module()
-    body.forward = lambda: type("Output", (), {"last_hidden_state": hidden})()
-
-    def model(shift_labels, fused_lm_head):
-        assert fused_lm_head and shift_labels.shape == (1, 3)
-        return SimpleNamespace(log_probs=body().last_hidden_state[..., 0], entropy=None)
-
-    log_probs, _ = fused_log_probs(model, body, {}, places, torch.zeros(3, dtype=torch.long))
-    assert log_probs.shape == (3,) and places.moved_to == hidden.device
+    assert fused(hidden, places, torch.zeros(3, dtype=torch.long)).shape == (3,)
+    assert places.moved_to == hidden.device
 
 
 @pytest.fixture
@@ -217,27 +209,14 @@ def test_gradients_of_shared_places_are_added_in_a_fixed_order(two_threads):
     hidden = torch.randn(50, 256, generator=generator, requires_grad=True)
     places = torch.randint(0, 50, (4000,), generator=generator)
     weights = torch.randn(4000, 256, generator=generator)
-    body = torch.nn.Module()
-    body.forward = lambda: SimpleNamespace(last_hidden_state=hidden[None])
-
-    def model(shift_labels, fused_lm_head):
-        return SimpleNamespace(log_probs=(body().last_hidden_state * weights).sum(-1), entropy=None)
 
     def gradient():
-        log_probs, _ = fused_log_probs(model, body, {}, places, places)
+        log_probs = fused(hidden[None], places, places, lambda states: (states * weights).sum(-1))
         return torch.autograd.grad(log_probs.sum(), hidden)[0]
 
     first = gradient()
     assert all(torch.equal(first, gradient()) for _ in range(20))
     torch.testing.assert_close(first, torch.zeros(50, 256).index_add(0, places, weights))
-
-
-class Moved(list):
-    """Places that tell where they were sent."""
-
-    def to(self, device):
-        self.moved_to = device
-        return torch.zeros(len(self), dtype=torch.long, device=device)
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v4", "minimax_m3_vl_text"])

@@ -7,34 +7,30 @@ import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
-from letter_trainer import flat_gradient, flat_weights, move_weights, play_batch
+from letter_trainer import flat_gradient, flat_weights, play_batch
 
 from g2po_trl.update.policy.importance import importance_ratio
 
 
-class Passes:
-    """Counts forward passes of a model."""
-
-    def __init__(self, model):
-        self.number = 0
-        model.base_model.register_forward_pre_hook(self.count)
-
-    def count(self, module, arguments):
-        self.number += 1
+def counted_passes(model):
+    """Return a mock that each forward pass of a model calls."""
+    passes = Mock(return_value=None)
+    model.base_model.register_forward_pre_hook(passes)
+    return passes
 
 
 def gradients(trainer, micro_batches, monkeypatch, moves_on):
     """The gradient, forward passes it took, and `sampling/*`."""
     monkeypatch.setattr(trainer.update.log_probs, "needs_old_log_probs", moves_on)
     micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
-    passes = Passes(trainer.model)
+    passes = counted_passes(trainer.model)
     trainer._add_log_probs([micro_batches])
     found = flat_gradient(trainer, micro_batches)
     if not moves_on:
         trainer.iteration.log(trainer.update.log_probs.metrics())
     logged = trainer._metrics["train"].items()
     metrics = {name: values.pop() for name, values in logged if name.startswith("sampling") and values}
-    return found, passes.number, metrics
+    return found, passes.call_count, metrics
 
 
 @pytest.mark.parametrize(
@@ -69,20 +65,22 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     assert set(metrics) == {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"}
 
 
-def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
-    for options, moves_on in (
+@pytest.mark.parametrize(
+    ("options", "moves_on"),
+    [
         ({}, False),
         ({"steps_per_generation": 2, "gradient_accumulation_steps": 2}, False),
         ({"steps_per_generation": 2}, True),
         ({"num_iterations": 2}, True),
-    ):
-        trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        mini_batches, _ = trainer.update.split([play_batch(trainer)])
-        passes = Passes(trainer.model)
-        trainer._add_log_probs([[micro_batch for part in mini_batches for micro_batch in part]])
-        assert trainer.update.log_probs.needs_old_log_probs == moves_on
-        assert passes.number == moves_on * sum(map(len, mini_batches))
-        move_weights(trainer)
+    ],
+)
+def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer, options, moves_on):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
+    mini_batches, _ = trainer.update.split([play_batch(trainer)])
+    passes = counted_passes(trainer.model)
+    trainer._add_log_probs([[micro_batch for part in mini_batches for micro_batch in part]])
+    assert trainer.update.log_probs.needs_old_log_probs == moves_on
+    assert passes.call_count == moves_on * sum(map(len, mini_batches))
 
 
 @pytest.mark.parametrize("options", [{}, {"num_iterations": 2}], ids=["one step", "two steps"])

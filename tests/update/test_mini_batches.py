@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,24 +49,13 @@ def test_the_weights_are_those_of_as_many_training_steps(make_trainer, monkeypat
     monkeypatch.setattr(TransformersEngine, "is_the_model", "old_log_probs" not in options)
     options = {**COMMON, **options}
     passes = options.get("num_iterations", 1)
-    several_steps = make_trainer(
-        LongLetterEnvironment,
-        per_device_train_batch_size=4,
-        steps_per_generation=4,
-        max_steps=4 * passes,
-        logging_steps=1,
-        **options,
-    )
+    common = {"logging_steps": 1, **options}
+    of_steps = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "max_steps": 4 * passes}
+    several_steps = make_trainer(LongLetterEnvironment, **common, **of_steps)
     several_steps.train()
-    samples = log_of(several_steps)[0]["update/step_samples"]
-    mini_batches = make_trainer(
-        LongLetterEnvironment,
-        per_device_train_batch_size=16,
-        mini_batch_size=math.ceil(samples / 4),
-        max_steps=passes,
-        logging_steps=1,
-        **options,
-    )
+    size = math.ceil(log_of(several_steps)[0]["update/step_samples"] / 4)
+    of_parts = {"per_device_train_batch_size": 16, "mini_batch_size": size, "max_steps": passes}
+    mini_batches = make_trainer(LongLetterEnvironment, **common, **of_parts)
     before = flat_weights(mini_batches)
     mini_batches.train()
     assert (flat_weights(mini_batches) - before).abs().max() > 0.01
@@ -94,18 +84,14 @@ def test_a_norm_that_deepspeed_does_not_know_is_not_logged(make_trainer):
 
 def test_one_mini_batch_is_one_step_as_before(make_trainer):
     """Also: no pass of the model for the policy that acted, which has not moved on."""
-    found = []
+    found, common = [], {**COMMON, "per_device_train_batch_size": 8, "max_steps": 2, "logging_steps": 1}
     for options in ({}, {"mini_batch_size": 10**6}):
-        trainer = make_trainer(
-            LongLetterEnvironment, per_device_train_batch_size=8, max_steps=2, logging_steps=1, **COMMON, **options
-        )
+        trainer = make_trainer(LongLetterEnvironment, **common, **options)
         trainer.train()
         assert not trainer.update.log_probs.needs_old_log_probs
-        log = [
-            {name: value for name, value in entry.items() if "time" not in name and "per_second" not in name}
-            for entry in trainer.state.log_history
-        ]
-        found.append((flat_weights(trainer), log))
+        logged = [item for entry in trainer.state.log_history for item in entry.items()]
+        timeless = [(name, value) for name, value in logged if "time" not in name and "per_second" not in name]
+        found.append((flat_weights(trainer), timeless))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
@@ -127,7 +113,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_trainer):
     assert described["optimizer_steps_per_iteration"] == 1 and described["trainer"]["mini_batch_size"] == 7
 
 
-def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
+def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):
     trainer = make_ppo(mini_batch_size=5, max_steps=1)
     assert trainer.args.critic_mini_batches is None
     fit, given = trainer.critic.fit, []
@@ -138,9 +124,8 @@ def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
 
 def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
     """DeepSpeed's engine makes the optimizer's steps itself, and moves a schedule that it has made on at each."""
-    linear, constant = (
-        make_config(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant")
-    )
+    make = partial(make_config, tmp_path, mini_batch_size=64)
+    linear, constant = make(lr_scheduler_type="linear"), make(lr_scheduler_type="constant")
     for args, config in ((linear, {"optimizer": {}}), (linear, {"scheduler": {}}), (constant, {"scheduler": {}})):
         with refused("mini_batch_size"):
             check_schedule(args, config)
@@ -177,11 +162,8 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counte
     """Three samples for two ranks: the first trains one of them, and a row without tokens."""
     trainer = make_trainer(beta=0.0, token_layout="padded")
     trainer.current_gradient_accumulation_steps = 1
-    prompt = np.array([5, 6, 7, 8])
-    ranks = [
-        StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
-        for n in (2, 1)
-    ]
+    prompt, ones = np.array([5, 6, 7, 8]), np.ones(2, dtype=np.float32)
+    ranks = [StepBatch([prompt] * n, [np.array([9])] * n, ones[:n], ones[:n].astype(bool)) for n in (2, 1)]
     trainer.update.config.num_mini_batches = 1
     ((micro_batch,),), _ = make_mini_batches(ranks, 0, trainer.update.batching_config(), np.random.default_rng(0))
     assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
@@ -192,21 +174,12 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counte
     assert entropy == pytest.approx(-(logps.exp() * logps).sum().item(), rel=1e-5)
 
 
-def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):
+def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer, monkeypatch):
     trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=2)
-
-    class Broken(Exception):
-        pass
-
-    def break_off(*args, **kwargs):
-        raise Broken
-
-    backward, trainer.update.backward = trainer.update.backward, break_off
-    with pytest.raises(Broken):
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(trainer.update, "backward", lambda *args, **kwargs: 1 / 0)
         trainer.train()
-    first = trainer._metrics["train"]["episode/reward"]
-    assert len(first) == 1 and trainer.state.global_step == 0
-    trainer.update.backward = backward
+    assert len(trainer._metrics["train"]["episode/reward"]) == 1 and trainer.state.global_step == 0
     trainer.iteration.update_time = 100.0
     rewards, log_rollout = [], trainer._log_rollout
 
@@ -218,4 +191,4 @@ def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):
     trainer._log_rollout = log_and_note
     trainer.train()
     (entry,) = log_of(trainer)
-    assert len(rewards) == 1 and rewards == [[entry["episode/reward"]]] and entry["time/update"] < 100
+    assert rewards == [[entry["episode/reward"]]] and entry["time/update"] < 100
