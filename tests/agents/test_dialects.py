@@ -25,7 +25,7 @@ ANTHROPIC_TOOLS = [
     {"name": "add", "description": "Add.", "input_schema": NUMBER},
     {"type": "web_search_20250305", "name": "web_search"},
 ]
-ASKED = ("user", "What is 1 + 2?", None)
+ASKED = "user: What is 1 + 2?"
 
 
 def tools_of(request):
@@ -34,12 +34,13 @@ def tools_of(request):
 
 
 def talk_of(request):
-    """The messages as (role, content, calls by their ids or the name and id of the call that is answered)."""
+    """The messages as texts, with the ids and arguments of calls; a result's by its tool's name and the call's id."""
     talk = []
     for message in request.messages:
-        made = {one["id"]: tuple(one["function"].values()) for one in message.get("tool_calls", ())}
-        answered = (message["name"], message["tool_call_id"]) if message["role"] == "tool" else None
-        talk.append((message["role"], message["content"], made or answered))
+        calls = [(one["id"], *one["function"].values()) for one in message.get("tool_calls", ())]
+        made = "".join(f" {id}={name}{json.dumps(arguments)}" for id, name, arguments in calls)
+        who = f"{message['name']}/{message['tool_call_id']}" if message["role"] == "tool" else message["role"]
+        talk.append(f"{who}: {message['content']}{made}")
     return talk
 
 
@@ -74,27 +75,19 @@ def test_responses_by_openai():
     patch = ("patch", {"input": "*** Begin"})
     script = [calls(("add", {"a": 1}), content="I add."), calls(("files.read", {}), patch), says("done")]
     seen, end = play(by_responses, [*script, calls(("add", {"a": 2}), content="Again.")])
+    own = 'assistant:  call_2=files.read{} call_3=patch{"input": "*** Begin"}'
     assert [talk_of(one.request) for one in seen] == [
-        [("system", "Be brief.", None), ASKED],
-        [
-            *(("system", "Be long.", None), ASKED),
-            ("assistant", "I add.", {"call_1": ("add", {"a": 1})}),
-            ("tool", "3", ("add", "call_1")),
-        ],
-        [
-            ("user", "Patch.", None),
-            ("assistant", "", {"call_2": ("files.read", {}), "call_3": patch}),
-            ("tool", "x", ("files.read", "call_2")),
-            ("tool", "patched", ("patch", "call_3")),
-        ],
-        [("user", "Once more.", None)],
+        ["system: Be brief.", ASKED],
+        ["system: Be long.", ASKED, 'assistant: I add. call_1=add{"a": 1}', "add/call_1: 3"],
+        ["user: Patch.", own, "files.read/call_2: x", "patch/call_3: patched"],
+        ["user: Once more."],
     ]
     described = [("add", "Add.", NUMBER), ("files.read", "", NOTHING), ("patch", "Patch.", TEXT_INPUT)]
     assert tools_of(seen[0].request) == described
     assert end.info["ignored_fields"] == ["input.reasoning", "reasoning", "tools.web_search"]
     assert end.info["texts"] == ["I add.", "", "done", "Again."]
-    call = "function_call "
-    assert end.info["calls"] == [f"{call}add", f"{call}read", "custom_tool_call patch", f"{call}add"]
+    function, patch = "function_call ", "custom_tool_call patch"
+    assert end.info["calls"] == [f"{function}add", f"{function}read", patch, f"{function}add"]
     assert end.info["events"] == [
         *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
         *("output_text.done", "content_part.done", "output_item.done", "output_item.added"),
@@ -129,12 +122,9 @@ def test_messages_by_anthropic():
     script = [calls(("add", {"a": 1}), content="I add."), says("3"), calls(("add", {"a": 2}), content="Again.")]
     seen, end = play(by_messages, script)
     assert [talk_of(one.request) for one in seen] == [
-        [("system", "Be brief.", None), ASKED],
-        [
-            *(ASKED, ("assistant", "I add.", {"call_1": ("add", {"a": 1})})),
-            *(("tool", "3", ("add", "call_1")), ("user", "So?", None)),
-        ],
-        [("user", "Once more.", None)],
+        ["system: Be brief.", ASKED],
+        [ASKED, 'assistant: I add. call_1=add{"a": 1}', "add/call_1: 3", "user: So?"],
+        ["user: Once more."],
     ]
     first = seen[0].request
     assert (tools_of(first), first.stop, first.max_tokens) == ([("add", "Add.", NUMBER)], ("END",), 50)
@@ -312,8 +302,7 @@ def test_a_thread_keeps_its_messages_and_tools():
     seen, end = play(by_a_tool_runner, [calls(("add", {"a": 1, "b": 2})), says("3")])
     first, second = (one.request for one in seen)
     assert first.messages[0]["content"].startswith("Be brief.") and "sum" in first.messages[0]["content"]
-    answered = [("assistant", "", {"call_1": ("add", {"a": 1, "b": 2})}), ("tool", "3", ("add", "call_1"))]
-    assert talk_of(second) == [*talk_of(first), *answered]
+    assert talk_of(second) == [*talk_of(first), 'assistant:  call_1=add{"a": 1, "b": 2}', "add/call_1: 3"]
     assert second.tools and second.tools == first.tools
     assert end.reward == 1.0 and "ignored_fields" not in end.info
 

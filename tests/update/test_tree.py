@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from letter_environment import LongLetterEnvironment
-from letter_trainer import flat_gradient, move_weights, play_batch
+from letter_trainer import by_layout, flat_gradient, play_batch
 from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.kernels import chunked_logprob
@@ -34,6 +34,10 @@ def test_the_example_of_the_module():
     assert layout["paths"].tolist() == [*(0, 1, 2, 3), *(0, 1, 2, 4, 5), *(0, 6)]
     assert layout["scored_ids"].tolist() == [4, 5, 6, 7]
     assert layout["scored_from"].tolist() == [2, 2, 4, 0], "the state that foretells a token is its predecessor's"
+    equal = arrays([5, 6, 7], [5, 6, 7], [5, 6, 7])
+    layout = lay_out(make_trees(equal, 3), equal, [2, 2, 0], pad_token_id=0)
+    assert layout["row_ids"].tolist() == [[5, 6, 7]] and set(layout) == {"row_ids", "scored_from", "scored_ids"}
+    assert layout["scored_from"].tolist() == [0, 1, 0, 1], "the third is not trained"
 
 
 def seen_places(layout):
@@ -41,11 +45,8 @@ def seen_places(layout):
     length = layout["row_ids"].shape[1]
     branches, paths = layout.get("branches", [(length, length)]), layout.get("paths", torch.arange(length))
     of_branch = paths.split([keys for _, keys in branches])
-    return [
-        path[: keys - queries + number + 1]
-        for (queries, keys), path in zip(branches, of_branch)
-        for number in range(queries)
-    ]
+    pairs = list(zip(branches, of_branch))
+    return [path[: keys - queries + n + 1] for (queries, keys), path in pairs for n in range(queries)]
 
 
 # Few tokens: many sequences are equal, or begin others.
@@ -136,14 +137,6 @@ def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, is_sorted):
     assert sum(tree.num_tokens + 1 for tree in grow(order, lengths, overlaps, max_tokens)) == least[-1]
 
 
-def test_gathered_keys_are_bounded():
-    """200 questions on one text: a token each, and 101 keys; at most eight times the tokens are 23 questions."""
-    sequences = arrays(*([1] * 100 + [n] for n in range(200)))
-    trees = make_trees(sequences, 300)
-    assert len(trees) == -(-200 // 23)
-    assert max(len(lay_out([tree], sequences, [1] * 200, 0)["paths"]) for tree in trees) == 23 * 101
-
-
 def test_a_longer_sequence_takes_others_along():
     """Prompts of coding agents: 9,000 tokens, of which 8,900 are those of the one before."""
     found = {most: grow(range(5), [9000] * 5, [0, 8900, 8900, 5000, 8900], most) for most in (4096, 9000, 9100)}
@@ -152,14 +145,6 @@ def test_a_longer_sequence_takes_others_along():
     assert sum(tree.num_tokens for tree in found[9100]) == 9100 + 9000 + 9100
     trees = grow(range(4), [12, 30, 12, 1], [0, 2, 1, 0], 12)
     assert all(tree.num_tokens <= 12 or 1 in tree.rows for tree in trees), "where it is itself"
-
-
-def test_equal_sequences_are_laid_out_once_and_all_scored():
-    sequences = arrays([5, 6, 7], [5, 6, 7], [5, 6, 7])
-    (tree,) = make_trees(sequences, 3)
-    layout = lay_out([tree], sequences, [2, 2, 0], pad_token_id=0)
-    assert layout["row_ids"].tolist() == [[5, 6, 7]] and set(layout) == {"row_ids", "scored_from", "scored_ids"}
-    assert layout["scored_from"].tolist() == [0, 1, 0, 1], "the third is not trained"
 
 
 def test_a_rank_without_rows_still_forwards_a_token():
@@ -185,19 +170,10 @@ def test_gradients_are_those_of_padded_rows(make_trainer, name):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **OPTIONS[name])
     if "reentrant" in name:  # layers are computed once more, in the backward pass
         trainer.model.gradient_checkpointing_enable({"use_reentrant": name == "reentrant"})
-    batch = play_batch(trainer)
-    move_weights(trainer)
-    gradients, forwarded = {}, {}
-    for layout in LAYOUTS:
-        trainer.update.layout.kind = layout
-        mini_batches, metrics = trainer.update.split([batch])
-        part = [micro_batch for part in mini_batches for micro_batch in part]
-        trainer._add_log_probs([part])
-        gradients[layout], forwarded[layout] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
-        assert any("branches" in micro_batch for micro_batch in part) == (layout == "shared")
-    most = 0.05 if name == "bfloat16" else 1e-5
-    assert 0 < (gradients["shared"] - gradients["padded"]).norm() < most * gradients["padded"].norm()
-    assert forwarded["shared"] < forwarded["padded"]
+    (padded, _, most), (shared, micro_batches, forwarded) = by_layout(trainer, ("padded", "shared")).values()
+    assert any("branches" in micro_batch for micro_batch in micro_batches)
+    limit = 0.05 if name == "bfloat16" else 1e-5
+    assert 0 < (shared - padded).norm() < limit * padded.norm() and forwarded < most
 
 
 def test_a_compiled_model_has_the_same_gradient(make_trainer):
