@@ -38,6 +38,7 @@ def launch(arguments: Sequence[str], num_processes: int | None, config: Path | N
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes report errors
     os.environ[_LAUNCHED] = "1"
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")  # Ctrl-C: until there is a checkpoint
     try:
         if config is None and not torch.cuda.is_available():
             _launch_on_cpu(arguments, num_processes)

@@ -16,6 +16,7 @@ from shlex import quote
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
@@ -227,25 +228,27 @@ class _ReportBefore(TrainerCallback):
 class _SaveOnInterrupt(TrainerCallback):
     """Ctrl-C, if steps would be lost, stops after the next optimizer step with a checkpoint; a second one at once."""
 
-    pressed = unsaved = False
+    pressed = unsaved = is_main = False
 
     def _press(self, number, frame):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if not self.unsaved:
             raise KeyboardInterrupt
         self.pressed = True
-        print("\nStopping with a checkpoint after the next update. Ctrl-C again stops at once.", file=sys.stderr)
+        if self.is_main:
+            print("\nStopping with a checkpoint after the next update. Ctrl-C again stops at once.", file=sys.stderr)
 
     def on_train_begin(self, args, state, control, **kwargs):
+        self.is_main, self.unsaved = state.is_world_process_zero, args.world_size > 1  # others may be a step ahead
         signal.signal(signal.SIGINT, self._press)
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.unsaved = True
+        self.unsaved, self.pressed = True, any(gather_object([self.pressed]))
         control.should_save |= self.pressed
         control.should_training_stop |= self.pressed
 
     def on_save(self, args, state, control, **kwargs):
-        self.unsaved = False
+        self.unsaved = args.world_size > 1
 
     def on_train_end(self, args, state, control, **kwargs):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -297,7 +300,7 @@ def run_recipe(
         trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
-    if args.save_strategy != "no" and trainer.accelerator.num_processes == 1:  # torchrun stops others at once
+    if args.save_strategy != "no":
         trainer.add_callback(interrupt)
     trainer.verdict.waits = True  # print it after the table
     try:

@@ -12,6 +12,7 @@ import time
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import programs
 import pytest
@@ -382,8 +383,18 @@ def test_what_init_writes_is_good(folder, capsys):
 
 @pytest.mark.slow
 def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
-    """One line, exit code 130, nothing left running, and the same command goes on."""
-    command = [sys.executable, "-m", "g2po_trl", "train", "--model", str(tiny_model_dir), *TINY, "--save_steps", "1"]
+    """The finished step is saved, one line, exit code 130, nothing left running, and the same command goes on."""
+    command = [
+        sys.executable,
+        "-m",
+        "g2po_trl",
+        "train",
+        "--model",
+        str(tiny_model_dir),
+        *TINY,
+        "--save_steps",
+        "1000",
+    ]
     command += ["--output_dir", "runs/two", "--num_processes", "2"]
     with open("log", "w") as log:
         run = subprocess.Popen([*command, "--max_steps", "100"], stdout=log, stderr=log, start_new_session=True)
@@ -467,22 +478,23 @@ def test_the_wheel_holds_all_of_it(tmp_path):
 
 def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
     stop, control, state = _SaveOnInterrupt(), TrainerControl(), TrainerState(global_step=1)
+    alone = SimpleNamespace(world_size=1)
     try:
-        stop.on_train_begin(None, state, control)
-        stop.on_step_end(None, state, control)
+        stop.on_train_begin(alone, state, control)
+        stop.on_step_end(alone, state, control)
         assert not control.should_save and not control.should_training_stop
         signal.raise_signal(signal.SIGINT)
         state.global_step = 2
-        stop.on_step_end(None, state, control)
+        stop.on_step_end(alone, state, control)
         assert control.should_save and control.should_training_stop
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         stop = _SaveOnInterrupt()
-        stop.on_train_begin(None, state, control)
-        stop.on_step_end(None, state, TrainerControl())
-        stop.on_save(None, state, control)
+        stop.on_train_begin(alone, state, control)
+        stop.on_step_end(alone, state, TrainerControl())
+        stop.on_save(alone, state, control)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert not stop.pressed
     finally:
-        stop.on_train_end(None, state, control)
+        stop.on_train_end(alone, state, control)
