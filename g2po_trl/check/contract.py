@@ -8,9 +8,8 @@ from contextlib import closing
 from copy import deepcopy
 from typing import Any
 
-from ..environments.causes import in_words
+from ..environments.causes import in_words, where_raised
 from ..environments.contract import Observation, TextEnvironment
-from ..environments.failures import where_raised
 from ..environments.tasks import check_task_columns
 from ..environments.validation import (
     EnvironmentContractError,

@@ -11,8 +11,8 @@ from statistics import median
 from tokenizers import Tokenizer
 
 from ..credit.graph import StateGraph
+from ..environments.causes import describe_failure, where_raised
 from ..environments.episode_limits import LIMITS
-from ..environments.failures import describe_failure, where_raised
 from ..environments.pool.pool import EnvironmentFailure
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key

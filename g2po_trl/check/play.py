@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..environments.causes import describe_failure
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..evaluation.agents import TextActor
 from ..prompts.conversation import ChatResponse

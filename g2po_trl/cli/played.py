@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..environments.causes import describe_failure
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.failures import describe_failure
 from ..environments.loading import beside, load
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool

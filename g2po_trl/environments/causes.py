@@ -1,4 +1,4 @@
-"""Exceptions of tools and agents: how they are named, and who caused them, the model or its environment.
+"""Exceptions in words, with the line of the user's code, and who caused them, the model or its environment.
 
 The environment's are `BrokenEnvironmentError`, a violated contract, `ConnectionError` and `TimeoutError`, what network
 libraries raise for a connection (`_OF_CONNECTIONS`), and HTTP statuses of a service that is overloaded or down. All
@@ -8,11 +8,22 @@ others are the model's, also a broken pipe to a process, which the model ends by
 from __future__ import annotations
 
 import errno
+import re
 import socket
+import sysconfig
+import traceback
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .validation import EnvironmentContractError
 
+if TYPE_CHECKING:
+    from .pool.pool import EnvironmentFailure
+
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
 _OF_CONNECTIONS = {  # package -> classes of connections not made, cut or too slow; a game may have such names
     "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
     "anthropic": ("APIConnectionError",),
@@ -67,6 +78,28 @@ def inner(error: BaseException) -> list[BaseException]:
 def in_words(error: BaseException) -> str:
     """Return an exception in one line: its type and its message's first line; of a group, the exceptions inside."""
     return "; ".join(": ".join([type(one).__name__, *str(one).strip().splitlines()[:1]]) for one in inner(error))
+
+
+def where_raised(error: BaseException | str) -> str:
+    """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+    packages = [Path(find_spec(name).origin).resolve().parent for name in ("g2po_trl", "g2po_envs")]
+    for file, line in reversed(_FRAME.findall(text)):
+        path = Path(file)
+        if path.is_file() and not any(map(path.is_relative_to, packages)) and not file.startswith(_LIBRARIES):
+            here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f", {here}, line {line}"
+    return ""
+
+
+def describe_failure(failure: EnvironmentFailure) -> str:
+    """Return the predicate of a sentence about a failure, e.g. "times out: …"."""
+    message = failure.message.rpartition("\nslot ")[0]
+    if failure.kind == "exception":
+        return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
+    *before, last = message.strip().splitlines() or [""]  # a traceback's last line says what
+    message = last if before and before[0].startswith("Traceback") else " ".join(message.split())
+    return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
 def _is_among(classes: Mapping[str, tuple[str, ...]], value: object) -> bool:

@@ -8,7 +8,12 @@ from typing import Any
 
 from ..utils.options import Options, check_options, option, require
 
-_limit = partial(option, group="Episodes", plays=True)
+_option = partial(option, group="Episodes", plays=True)
+
+
+def _limit(what: str, reason: str, within: str) -> Any:
+    """Return the option of a limit; a failure that exceeds it is named by `reason`."""
+    return _option(f"{what}; more is a failure. `None`: no limit.", None, within=within, reason=reason)
 
 
 @dataclass
@@ -23,38 +28,20 @@ class EpisodeLimits(Options):
         G2POError: for a value out of range, or an unknown limit of an environment.
     """
 
-    max_turns: int = _limit(
+    max_turns: int = _option(
         "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.", 50, within="[1, inf)"
     )
-    max_episode_tokens: int | None = _limit(
-        "Tokens that the model may write in an episode; more is a failure. `None`: no limit.",
-        None,
-        within="[1, inf)",
-        counts="tokens",
-        reason="token limit",
-    )
-    max_tool_calls: int | None = _limit(
-        "Tool calls that an episode may make; more is a failure. `None`: no limit.",
-        None,
-        within="[0, inf)",
-        counts="tool_calls",
-        reason="tool call limit",
-    )
+    max_episode_tokens: int | None = _limit("Tokens that the model may write in an episode", "token limit", "[1, inf)")
+    max_tool_calls: int | None = _limit("Tool calls that an episode may make", "tool call limit", "[0, inf)")
     max_episode_seconds: float | None = _limit(
-        "Seconds that environment or agent may work on an episode, without waiting for the model; more is a failure. "
-        "`None`: no limit.",
-        None,
-        within="(0, inf)",
-        counts="seconds",
-        reason="time limit",
+        "Seconds that environment or agent may work on an episode, without waiting for the model",
+        "time limit",
+        "(0, inf)",
     )
     max_requests: int | None = _limit(
-        "Requests that an agent may send, refused ones included; more is a failure. `None`: no limit.",
-        None,
-        within="[1, inf)",
-        reason="request limit",
+        "Requests that an agent may send, refused ones included", "request limit", "[1, inf)"
     )
-    environment_limits: dict[str, Any] | str | None = _limit(
+    environment_limits: dict[str, Any] | str | None = _option(
         'Limits of single environments, by name, if there are several: `{"coder": {"max_turns": 40}}`.', None
     )
 
@@ -79,16 +66,15 @@ class EpisodeLimits(Options):
     def exceeded(self, used: Any) -> str | None:
         """Return the failure reason if an episode has exceeded a limit, else `None`.
 
-        `used`: an object with the attributes `tokens`, `tool_calls` and `seconds`; only those with a limit are read.
+        `used`: an object with `tokens`, `tool_calls` and `seconds`, as the limits are called; it has no requests.
         """
         for one in fields(EpisodeLimits):
-            limit, counted = getattr(self, one.name), one.metadata.get("counts")
-            if counted and limit is not None and (number := getattr(used, counted)) > limit:
-                what = f"{number:.10g} {counted.replace('_', ' ')}"
-                return f"{one.metadata['reason']}: {what}, more than {one.name}={limit}"
+            limit, counted = getattr(self, one.name), one.name.removeprefix("max_").removeprefix("episode_")
+            if "reason" in one.metadata and limit is not None and (number := getattr(used, counted, 0)) > limit:
+                what = f"{number:.10g} {counted.replace('_', ' ')}, more than {one.name}={limit}"
+                return f"{one.metadata['reason']}: {what}"
         return None
 
 
 # What a failure by a limit is called in `failure_reason`; the last is an `AgentCommand`'s, of processes and disk.
-LIMITS = tuple(one.metadata["reason"] for one in fields(EpisodeLimits) if one.metadata.get("reason"))
-LIMITS += ("program limit",)
+LIMITS = (*(one.metadata["reason"] for one in fields(EpisodeLimits) if "reason" in one.metadata), "program limit")

@@ -15,9 +15,8 @@ from typing import Any
 from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
 from ..utils.options import require
-from .causes import in_words
+from .causes import in_words, where_raised
 from .contract import TextEnvironment
-from .failures import where_raised
 
 FOLDERS: list[Path] = []  # of imported files, which import the files next to them by name
 

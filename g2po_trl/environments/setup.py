@@ -9,9 +9,9 @@ from typing import Any
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..prompts.tool_calls import TOOL_PROMPT
 from ..utils.options import require
+from .causes import describe_failure
 from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
-from .failures import describe_failure
 from .loading import load, resolve_agent_name
 from .pool.pool import EnvironmentFailure, EnvironmentPool
 from .several import PromptTemplates, check_limits, environments_of, mixed, one_task_each

@@ -3,8 +3,7 @@
     G2POTrainer(environment_factory={"lamp": LampEnvironment, "shop": ShopEnvironment}, …)
     tasks_dataset([{"environment": "lamp", "seed": 1}, {"environment": "shop", "goal": "a red mug"}])
 
-Each environment has its own tools, prompt template, columns and limits. A group plays one task, so groups and their
-state graphs never mix environments. Agents are environments, too (`agent={"coder": …, "browser": …}`).
+Each environment has its own tools, prompt template, columns and limits. Groups never mix environments.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class MixedEnvironment(TextEnvironment):
             environment.close()
 
     def end_episode(self) -> None:
-        if isinstance(self._playing, TextEnvironment):
-            self._playing.end_episode()
+        self._playing.end_episode()
 
     def needs_new_worker(self) -> bool:
         return any(isinstance(one, TextEnvironment) and one.needs_new_worker() for one in self._made.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,10 +25,10 @@ COLUMN = "g2po_task"  # the one of a `tasks_dataset`
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
     """Return the tasks of a file, one JSON object per line or an array. Raises `G2POError`, naming file and line."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(path).open("rb") as file:
+            rows = list(json_values(file))
+    except OSError as error:
         raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}", "tasks", path) from error
-    rows = list(json_values(io.BytesIO(text.encode())))
     for number, row in rows:
         if not isinstance(row, dict):
             what = f"{path}, line {number}, is {show(row)}"

@@ -1,7 +1,4 @@
-"""Validate values that an environment returns. Each error names the violation and its remedy.
-
-The pool applies these checks to all results of an environment; `check.contract` plays an environment with them.
-"""
+"""Validate values that an environment returns, in the pool's workers and in `g2po check`."""
 
 from __future__ import annotations
 

@@ -133,15 +133,15 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
     keywords = environment_factory.keywords
-    known = {"prompts", "completions", *(name for name in task if name not in _NOT_COLUMNS)}
-    known |= set() if keywords["environment_factory"] is None else {"environments"}
-    for name, function in named_functions(keywords.get("reward_funcs", ())).items():
+    given = {"prompts", "completions", *task} - {*_NOT_COLUMNS}
+    given |= set() if keywords["environment_factory"] is None else {"environments"}
+    for function in keywords.get("reward_funcs", ()):
         try:
-            inspect.signature(function).bind(**dict.fromkeys(known))
+            inspect.signature(function).bind(**dict.fromkeys(given))
         except TypeError as error:
+            what = f"reward_funcs: {function} is called with {', '.join(sorted(given))} ({error})"
             remedy = "add the column, give the argument a default, or add **kwargs"
-            message = f"reward_funcs: {name} is called with {', '.join(sorted(known))} ({error}): {remedy}"
-            raise G2POError(message, "reward_funcs", name) from error
+            raise G2POError(f"{what}: {remedy}", "reward_funcs", function) from error
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:

@@ -41,6 +41,8 @@ from ..several import row_of
 from ..validation import EnvironmentContractError, unwrap_factory
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 
+_BLOCKS = ("text", "image", "image_url", "audio", "video")  # as in TRL
+
 
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Return whether it is a tool-based class: `reset` and no `step`. Plain functions never count; wrap them."""
@@ -71,10 +73,8 @@ class ToolEnvironment(TextEnvironment):
 
     Args:
         environment_factory: constructs the environment.
-        max_turns: completions per episode: the trainer's `max_turns`. The last one ends the episode, which then
-            returns `get_reward()`.
-        tool_schemas: the tools' schemas in the prompt, from `describe_tools`. `None`: generated here, which imports
-            transformers and torch.
+        max_turns: completions per episode: the trainer's `max_turns`. The last one ends the episode.
+        tool_schemas: the tools' schemas in the prompt, from `describe_tools`. `None`: generated here, with torch.
 
     Raises:
         G2POError: if there is no source of rewards, or the environment has no tool.
@@ -200,10 +200,8 @@ def _result(name: str, returned: Any) -> Message:
 
 def _content(returned: Any, name: str) -> dict[str, Any]:
     """Return what a method returned as a message's content: the texts and images of blocks, as in TRL, or its text."""
-    kinds = [
-        isinstance(part, Mapping) and part.get("type") for part in (returned if isinstance(returned, list) else ())
-    ]
-    if not kinds or not all(kind in ("text", "image", "image_url", "audio", "video") for kind in kinds):
+    parts = returned if isinstance(returned, list) else []
+    if not parts or not all(isinstance(part, Mapping) and part.get("type") in _BLOCKS for part in parts):
         return {"content": str(returned)}
     try:
         text, images = read_parts(returned, name, opens_files=True)
