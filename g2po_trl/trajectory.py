@@ -23,8 +23,8 @@ from .utils.masking import HIDDEN, masked
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 _SLOT = re.compile(r"<[^<>]+>")  # in a listed action: what the agent fills in
 UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
-LONGEST_ROW, LONGEST_TEXT = 4_000, 500  # characters of a task's row that are kept, and of a text in a longer row
-CUT = "<cut: "  # marks what is left out of a row
+LONGEST_ROW = 4_000  # characters of a task's row that are kept
+CUT = "<cut>"  # in place of the columns of a longer one
 
 
 @dataclass
@@ -189,29 +189,18 @@ class Trajectory:
 
 
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored form of a task's row: plain JSON data without secrets, in about `LONGEST_ROW` characters.
+    """Return the stored form of a task's row: plain JSON data without secrets.
 
-    In a longer row, texts are cut at `LONGEST_TEXT` characters, and the last columns are left out; `CUT` marks both.
+    Of a row whose text is longer than `LONGEST_ROW`, the beginning of the text is stored, under `CUT`.
     """
-    plain = to_plain(row)
-    if len(to_json(plain)) <= LONGEST_ROW:
-        return masked(plain)
-    kept: dict[str, Any] = {}
-    for name, value in plain.items():
-        text = value if isinstance(value, str) else to_json(masked(value, name))
-        beginning = masked(text[: 2 * LONGEST_TEXT], name)[:LONGEST_TEXT]  # a secret at the cut is masked whole
-        is_long = len(text) > LONGEST_TEXT
-        shown = f"{beginning} {CUT}{len(text):,} characters>" if is_long else masked(value, name)
-        if len(to_json({**kept, name: shown})) > LONGEST_ROW:
-            return {**kept, f"{CUT}columns>": len(plain) - len(kept)}
-        kept[name] = shown
-    return kept
+    plain = masked(to_plain(row))
+    text = to_json(plain)
+    return plain if len(text) <= LONGEST_ROW else {CUT: text[:LONGEST_ROW]}
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Return whether a row of `stored_row` is complete: has all arguments that `reset` got."""
-    text = to_json(row)
-    return CUT not in text and HIDDEN not in text
+    return CUT not in row and HIDDEN not in to_json(row)
 
 
 def is_listed(action: str, listed: Sequence[str]) -> bool:

@@ -63,16 +63,9 @@ def test_a_row_is_stored_without_secrets_and_in_a_bounded_size():
     stored = stored_row(row)
     assert stored == {"seed": 3, "api_key": HIDDEN, "prompt": f"use {HIDDEN}", "sizes": [1, 2.5], "when": {"1": None}}
     assert not is_whole(stored) and is_whole(stored_row({"seed": 3, "names": ["a"] * 9}))
-    long = stored_row({"seed": 3, "story": f"{pad} {secret} " + "y" * 10_000_000, "parts": ["z" * 900] * 9})
-    assert long["seed"] == 3 and not is_whole(long) and long["story"].endswith(" <cut: 10,000,515 characters>")
-    assert "hf_" not in long["story"] and len(long["story"]) < 540, "the secret was at the cut"
-    assert long["parts"].startswith('["zzz') and long["parts"].endswith("<cut: 8,136 characters>")
-    deep = stored_row({"story": "y" * 5000, "server": {"headers": [{"Authorization": f"Basic {pad}"}], "notes": pad}})
-    assert deep["server"].startswith('{"headers": [{"Authorization": "<not written') and "Basic" not in deep["server"]
-    many = stored_row({f"column {i}": i for i in range(100_000)})
-    assert len(json.dumps(many)) < 4_100 and many["column 0"] == 0 and not is_whole(many)
-    assert many["<cut: columns>"] == 100_000 - (len(many) - 1)
-    assert json.loads(json.dumps(long)) == long
+    long = stored_row({"seed": 3, "parts": ["z" * 900], "story": f"{pad * 6} {secret} " + "y" * 10_000})
+    assert list(long) == ["<cut>"] and not is_whole(long) and len(long["<cut>"]) == 4_000
+    assert long["<cut>"].startswith('{"seed": 3, "parts": ["zzz') and "hf_" not in long["<cut>"]
 
 
 def test_files_from_before_tasks_were_recorded_are_read(tmp_path):
