@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from letter_trainer import make_config
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POTrainer
 from g2po_trl import trainer as trainer_module
 from g2po_trl.environments.pool.worker_process import WorkerProcess
 from g2po_trl.update import log_probs, update
@@ -22,11 +23,15 @@ from g2po_trl.update import log_probs, update
 BUDGETS = json.loads(Path(__file__).with_name("budgets.json").read_text())
 
 
+MODULES_THAT_GATHER = (trainer_module, log_probs, update)
+HIDDEN = ("help", "look", "inventory", "examine")
+
+
 class Counted:
     """Counts what passes through the model, the engine, the pool and the gathers of one iteration."""
 
     def __init__(self, trainer, monkeypatch):
-        self.passes, self.positions, self.scored = {"trained": 0, "not trained": 0}, 0, 0
+        self.passes, self.positions = {"trained": 0, "not trained": 0}, 0
         self.generate_calls, self.requests, self.messages, self.steps, self.gathered = 0, 0, 0, 0, 0
         self.rolling_out = False
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
@@ -60,14 +65,9 @@ class Counted:
         monkeypatch.setattr(trainer.credit, "gather", count_gather)
 
     def count_forward(self, module, arguments, named):
-        if self.rolling_out:
-            return
-        ids = named["input_ids"]
-        self.passes["trained" if torch.is_grad_enabled() else "not trained"] += 1
-        self.positions += ids.numel()
-
-
-MODULES_THAT_GATHER = (trainer_module, log_probs, update)
+        if not self.rolling_out:
+            self.passes["trained" if torch.is_grad_enabled() else "not trained"] += 1
+            self.positions += named["input_ids"].numel()
 
 
 @pytest.fixture(scope="module")
@@ -76,30 +76,14 @@ def iteration(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budgets")
     generate_games(folder / "games", "train", 4, seed=0, size="tiny", num_workers=1)
     manifest = Manifest.scan(folder / "games")
-    args = G2POConfig(
-        str(folder / "out"),
-        per_device_train_batch_size=32,
-        num_generations=8,
-        max_steps=1,
-        max_turns=15,
-        max_completion_length=24,
-        max_tokens_per_micro_batch=2048,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        beta=0.01,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        num_environment_workers=2,
-    )
+    sizes = {"per_device_train_batch_size": 32, "num_generations": 8, "max_steps": 1, "max_turns": 15, "beta": 0.01}
+    sizes |= {"max_completion_length": 24, "max_tokens_per_micro_batch": 2048, "num_environment_workers": 2}
+    args = make_config(folder / "out", seed=42, **sizes)
     trainer = G2POTrainer(
         str(tiny_model_path()),
         args,
         Dataset.from_list(manifest.rows()),
-        environment_factory=partial(
-            AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False
-        ),
+        environment_factory=partial(AlfworldEnvironment, manifest, hidden_actions=HIDDEN, intro=False),
         prompt_template=ALFWORLD_COMPACT_PROMPT,
     )
     trainer.update.layout.checked_length = 10**9  # seldom: not a cost of an iteration

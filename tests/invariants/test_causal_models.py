@@ -17,10 +17,9 @@ import transformers
 from causal_models import MODEL_TYPES, tiny_model
 from conftest import build_tokenizer
 from families import alone, gradient, samples
-from letter_environment import LETTER_PROMPT, LongLetterEnvironment
-from letter_trainer import TASKS, make_config
+from letter_environment import LongLetterEnvironment
+from letter_trainer import make_letter_trainer
 
-from g2po_trl import G2POTrainer
 from g2po_trl.update.batch import StepBatch
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,15 +36,8 @@ OUTCOMES = {
 
 
 def make_trainer(model, folder, tokenizer):
-    args = make_config(folder, beta=0.0, router_aux_loss_coef=0.0)
-    return G2POTrainer(
-        model,
-        args,
-        TASKS,
-        environment_factory=LongLetterEnvironment,
-        prompt_template=LETTER_PROMPT,
-        processing_class=tokenizer,
-    )
+    options = {"beta": 0.0, "router_aux_loss_coef": 0.0, "processing_class": tokenizer}
+    return make_letter_trainer(model, folder, LongLetterEnvironment, **options)
 
 
 def outcome(model_type: str, folder: Path, tokenizer) -> tuple[str, str]:

@@ -23,18 +23,11 @@ quick = settings(max_examples=60, deadline=None)
 
 
 def trajectories(groups, rename=str):
-    return [
-        [
-            Trajectory(
-                f"task {number}",
-                [Step(rename(key), "go", valid=valid) for key, valid in steps],
-                reward,
-                "error" if broken else "failure",
-            )
-            for steps, reward, broken in group
-        ]
-        for number, group in enumerate(groups)
-    ]
+    def played(task, steps, reward, broken):
+        made = [Step(rename(key), "go", valid=valid) for key, valid in steps]
+        return Trajectory(task, made, reward, "error" if broken else "failure")
+
+    return [[played(f"task {number}", *episode) for episode in group] for number, group in enumerate(groups)]
 
 
 def by_trajectory(name, groups, values):

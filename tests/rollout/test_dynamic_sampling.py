@@ -1,7 +1,5 @@
 """Dynamic sampling: which groups are replaced, how often, by which tasks, and where replaced ones count."""
 
-from itertools import count
-
 import pytest
 from toy_environments import Countdown
 
@@ -26,18 +24,14 @@ class Rollouts:
 
     def play(self, rows, sampling, groups, on_turn):
         self.calls.append([(group, row["task_id"]) for group, row in zip(groups, rows)])
-        numbers = count()
-        played = [
-            Trajectory(row["task_id"], [], 10.0 * (next(numbers) % 2) * row["task_id"].isupper(), "success")
-            for row in rows
-        ]
+        tasks = enumerate(row["task_id"] for row in rows)
+        played = [Trajectory(task, [], 10.0 * (number % 2) * task.isupper(), "success") for number, task in tasks]
         return played, RolloutStats(turns=3, num_steps=len(rows), total_time=1.0)
 
 
-def rows_of(names, members=2):
-    return [{"task_id": name} for name in names for _ in range(members)], [
-        group for group in range(len(names)) for _ in range(members)
-    ]
+def rows_of(names):
+    """Two rows of each task, and their groups."""
+    return [{"task_id": name} for name in names for _ in range(2)], [n for n in range(len(names)) for _ in range(2)]
 
 
 def make_strategy(player, names, budget, seed=0):

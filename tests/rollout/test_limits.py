@@ -1,8 +1,6 @@
 """What an episode may use: each limit ends it as a failure with a reason, in the pool, and errors stay errors."""
 
-import time
-import urllib.error
-import urllib.request
+import contextlib
 from functools import partial
 
 import pytest
@@ -10,60 +8,52 @@ from mixed_games import Shop
 from refusals import refused
 from scripted_actors import ScriptedActor
 from scripted_agents import ask
+from toy_environments import Countdown, Slow
 
-from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
-from g2po_trl.environments.contract import TextEnvironment
+from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits
 from g2po_trl.environments.episode_limits import LIMITS
 from g2po_trl.environments.setup import text_environment_factory
 from g2po_trl.environments.several import check_limits, mixed
 from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.metrics import flat, summarize
 
+LONG = [{"turns": 99}]
 CALL = {"type": "function", "function": {"name": "buy", "arguments": {"thing": "mug"}}}
-
-
-class Walk(TextEnvironment):
-    """Goes on until it is told to win; each step takes `seconds`."""
-
-    def reset(self, seconds=0.0):
-        self.seconds = seconds
-        return "here"
-
-    def step(self, action):
-        time.sleep(self.seconds)
-        return StepResult("here", float(action == "win"), action == "win")
 
 
 def answer(episodes, tokens=0, words=("go",) * 99, number_of_calls=0):
     """Steps as a model's: with tokens, or with calls of tools where a request asks."""
-    steps = []
+    steps, ids = [], [0] * tokens
     for episode in episodes:
-        seen = episode.observation
-        if seen.request is None:
-            steps.append(episode.step(words[episode.turns], "", completion_ids=[0] * tokens))
+        request = episode.observation.request
+        if request is None:
+            steps.append(episode.step(words[episode.turns], "", completion_ids=ids))
         else:
             message = {"role": "assistant", "content": "x"}
             message |= {"tool_calls": [CALL] * number_of_calls} if number_of_calls else {}
-            messages = list(seen.request.messages)
-            steps.append(episode.step(response_action(message), "", messages=messages, completion_ids=[0] * tokens))
+            action = response_action(message)
+            steps.append(episode.step(action, "", messages=list(request.messages), completion_ids=ids))
     return steps
 
 
-def play(factory, limits, tasks, **script):
-    factory = text_environment_factory(factory, limits, "conversation")
+def play(factory, limits, tasks, history="conversation", **script):
+    factory = text_environment_factory(factory, limits, history)
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         return Player(pool, ScriptedActor(partial(answer, **script)), limits).play(tasks)[0]
 
 
-def test_tokens():
-    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=10), [{}], tokens=4)
-    assert (trajectory.outcome, len(trajectory.steps)) == ("failure", 3)
-    assert trajectory.failure_reason == "token limit: 12 tokens, more than max_episode_tokens=10"
-    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=36), [{}], tokens=4)
-    assert (trajectory.outcome, trajectory.failure_reason) == ("truncated", None), "turns end as before"
-    words = ("go", "go", "win")
-    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=10), [{}], tokens=4, words=words)
-    assert trajectory.success and trajectory.failure_reason is None, "the step that exceeds it is played"
+@pytest.mark.parametrize(
+    ("most", "turns", "outcome", "steps", "reason"),
+    [
+        (10, 99, "failure", 3, "token limit: 12 tokens, more than max_episode_tokens=10"),
+        (36, 99, "truncated", 9, None),
+        (10, 3, "success", 3, None),
+    ],
+)
+def test_tokens(most, turns, outcome, steps, reason):
+    """The step that exceeds it is played, and turns end as before."""
+    (trajectory,) = play(Countdown, EpisodeLimits(9, max_episode_tokens=most), [{"turns": turns}], tokens=4)
+    assert (trajectory.outcome, len(trajectory.steps), trajectory.failure_reason) == (outcome, steps, reason)
 
 
 def test_tool_calls():
@@ -79,36 +69,29 @@ def test_tool_calls():
 def test_calls_in_prose_are_counted():
     words = ('<tool_call>{"name": "buy", "arguments": {"thing": "x"}}</tool_call>' * 3,) * 9
     limits = EpisodeLimits(9, max_tool_calls=2)
-    factory = text_environment_factory(Shop, limits)
-    with EnvironmentPool(factory, PoolLimits(1)) as pool:
-        actor = ScriptedActor(partial(answer, words=words))
-        (trajectory,), _ = Player(pool, actor, limits).play([{"goal": "mug"}])
+    (trajectory,) = play(Shop, limits, [{"goal": "mug"}], "window", words=words)
     assert trajectory.failure_reason.startswith("tool call limit: 3 tool calls") and len(trajectory.steps) == 1
 
 
 def test_seconds_of_the_environment_are_a_failure_and_a_hanging_step_is_an_error():
     limits = EpisodeLimits(9, max_episode_seconds=0.3)
-    slow, quick = play(Walk, limits, [{"seconds": 0.2}, {}])
+    (slow,) = play(partial(Slow, 0.2), limits, LONG)
+    (quick,) = play(Countdown, limits, LONG)
     assert (slow.outcome, len(slow.steps), quick.outcome) == ("failure", 2, "truncated")
     assert slow.failure_reason.startswith("time limit: 0.")
-    with EnvironmentPool(Walk, PoolLimits(1, environment_step_timeout=0.5)) as pool:
-        (hung,), _ = Player(pool, ScriptedActor(answer), limits).play([{"seconds": 30.0}])
+    with EnvironmentPool(partial(Slow, 30.0), PoolLimits(1, environment_step_timeout=0.5)) as pool:
+        (hung,), _ = Player(pool, ScriptedActor(answer), limits).play(LONG)
     assert hung.outcome == "error" and hung.error.startswith("timeout")
 
 
 def stubborn(task, client):
-    """Sends requests that cannot be read, for ever."""
+    """Sends requests that are refused, for ever."""
+    from openai import BadRequestError
+
     ask(client, "hello")
     while True:
-        request = urllib.request.Request(f"{client.base_url}/chat/completions", b"{}")
-        request.add_header("Authorization", f"Bearer {client.api_key}")
-        try:
-            urllib.request.urlopen(request)
-        except urllib.error.HTTPError as error:
-            if error.code == 401:
-                return 1.0  # the episode is over
-        except OSError:
-            return 1.0
+        with contextlib.suppress(BadRequestError):
+            ask(client, "hello", n=2)
 
 
 def talker(task, client):
@@ -127,11 +110,10 @@ def test_requests_of_an_agent():
 
 
 def test_limits_by_environment():
-    limits = EpisodeLimits(
-        9, max_tool_calls=0, environment_limits={"walk": {"max_turns": 3, "max_episode_tokens": 99}}
-    )
-    tasks = [{"environment": "walk"}, {"environment": "shop", "goal": "mug", "prompt": "x"}]
-    walk, shop = play(mixed({"walk": Walk, "shop": Shop}), limits, tasks, tokens=8, number_of_calls=1)
+    own = {"walk": {"max_turns": 3, "max_episode_tokens": 99}}
+    limits = EpisodeLimits(9, max_tool_calls=0, environment_limits=own)
+    tasks = [{"environment": "walk", "turns": 99}, {"environment": "shop", "goal": "mug", "prompt": "x"}]
+    walk, shop = play(mixed({"walk": Countdown, "shop": Shop}), limits, tasks, tokens=8, number_of_calls=1)
     assert (walk.environment, walk.outcome, len(walk.steps)) == ("walk", "truncated", 3)
     assert (shop.environment, shop.outcome, len(shop.steps)) == ("shop", "failure", 1)
     assert limits.most_turns == 9 and limits.by("walk").max_tool_calls == 0
@@ -141,8 +123,8 @@ def test_limits_by_environment():
 
 
 def test_they_are_metrics():
-    played = play(Walk, EpisodeLimits(3, max_episode_tokens=10), [{}, {}, {}], tokens=4)
-    played += play(Walk, EpisodeLimits(3), [{}])
+    played = play(Countdown, EpisodeLimits(3, max_episode_tokens=10), LONG * 3, tokens=4)
+    played += play(Countdown, EpisodeLimits(3), LONG)
     metrics = flat(summarize(played))
     assert metrics["failures/token_limit"] == metrics["failure_reason_rate"] == 0.75
     assert metrics["error_rate"] == 0.0 and not any("success_rate/" in name for name in metrics)
@@ -172,8 +154,8 @@ def test_they_are_options_of_a_run(tmp_path):
     limits = EpisodeLimits.of(args)
     assert (limits.max_turns, limits.max_tool_calls, limits.by("a").max_turns) == (50, 3, 2)
     with refused("environment_limits['a']"):
-        check_limits(limits, Walk)
-    check_limits(EpisodeLimits(max_requests=3), mixed({"game": Walk, "agent": partial(AgentEnvironment, print)}))
+        check_limits(limits, Countdown)
+    check_limits(EpisodeLimits(max_requests=3), mixed({"game": Countdown, "agent": partial(AgentEnvironment, print)}))
     with refused("max_requests"):
-        check_limits(EpisodeLimits(max_requests=3), mixed({"game": Walk}))
+        check_limits(EpisodeLimits(max_requests=3), mixed({"game": Countdown}))
     assert LIMITS == ("token limit", "tool call limit", "time limit", "request limit", "program limit")

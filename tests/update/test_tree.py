@@ -137,6 +137,14 @@ def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, is_sorted):
     assert sum(tree.num_tokens + 1 for tree in grow(order, lengths, overlaps, max_tokens)) == least[-1]
 
 
+def test_gathered_keys_are_bounded():
+    """200 questions on one text: a token each, and 101 keys; at most eight times the tokens are 23 questions."""
+    sequences = arrays(*([1] * 100 + [n] for n in range(200)))
+    trees = make_trees(sequences, 300)
+    assert len(trees) == -(-200 // 23)
+    assert max(len(lay_out([tree], sequences, [1] * 200, 0)["paths"]) for tree in trees) == 23 * 101
+
+
 def test_a_longer_sequence_takes_others_along():
     """Prompts of coding agents: 9,000 tokens, of which 8,900 are those of the one before."""
     found = {most: grow(range(5), [9000] * 5, [0, 8900, 8900, 5000, 8900], most) for most in (4096, 9000, 9100)}
