@@ -29,7 +29,7 @@ from g2po_recipes.train_environment import OwnArguments
 from g2po_trl import EnvironmentPool, Player, PoolLimits, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.parser import read_config
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.cli.recipe_files import find_config, keys_beside, tasks_beside
+from g2po_trl.cli.recipe_files import find_config, keys_beside
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
@@ -157,7 +157,6 @@ def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     shared = {field.name for field in fields(ScriptArguments)} | {"model_name_or_path"}
     return {
         **read_config(find_config("teach/environment")),
-        **tasks_beside(given),
         **{name: value for name, value in keys.items() if name in shared},
         "output_dir": f"{keys.get('output_dir', 'runs/model')}-start",
     }

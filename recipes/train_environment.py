@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from g2po_trl import G2POConfig
 from g2po_trl.cli.recipe import Recipe, Task
-from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
-from g2po_trl.environments.loading import load, load_template
+from g2po_trl.cli.recipe_files import keys_beside
+from g2po_trl.environments.loading import beside, load, load_template
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.options import Options, option, require
 
@@ -40,6 +40,8 @@ class OwnArguments(Options):
         require(is_one, "environment", self.environment, remedy)
         own = self.agent is not None and self.prompt is not None
         require(not own, "prompt", self.prompt, "an agent writes its prompts itself, leave it out")
+        if self.tasks is None and (file := beside(self.environment or self.agent, "tasks.jsonl")):
+            self.tasks = str(file)
         require(self.tasks is not None, "tasks", None, "pass --tasks FILE, one task per line, as JSON")
 
 
@@ -71,7 +73,7 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
 
 
 # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
-RECIPE = Recipe(tasks, ScriptArguments, keys_beside, defaults=tasks_beside)
+RECIPE = Recipe(tasks, ScriptArguments, keys_beside)
 
 if __name__ == "__main__":
     RECIPE.train()

@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 
 from ..utils.errors import G2POError
+from .parser import nearest
 from .process import describe_error, print_error, set_up_process
-from .spelling import nearest
 
 # Title -> command -> description. The code of a command is `main(argv)` in g2po_trl.cli.commands.NAME.
 GROUPS = {

@@ -13,28 +13,49 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
 from inspect import isclass
-from os import environ
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.options import hints_of, kinds_of, require, without_effect
-from .spelling import ALIASES, flag, nearest, unknown_flag
 
 Keys = Mapping[str, Any]
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
-_METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON"}
+ALIASES = {"model_name_or_path": "--model"}
+_FIELD = re.compile(r"^    ([a-z]\w*): ", re.MULTILINE)
+_OPTION = re.compile(r"^    ([a-z]\w*): [^\n]*= _?[a-z]\w*\(", re.MULTILINE)
+_SOURCES = {  # package -> files with options of recipes, and what the line of one is like
+    "g2po_trl": ("**/*.py", _OPTION),
+    "g2po_envs": ("**/*.py", _OPTION),
+    "g2po_recipes": ("*.py", _OPTION),
+    "trl": ("trainer/*_config.py", _FIELD),
+    "transformers": ("training_args.py", _FIELD),
+}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text. Raises `ArgumentTypeError` for any other text."""
+    with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
+
+
+# Type of a value -> what makes it of a text, and what the help shows for it.
+_KINDS = {int: (int, "N"), float: (float, "X"), Path: (Path, "PATH"), dict: (json_object, "JSON")}
 
 
 def parse(
@@ -94,24 +115,21 @@ class Parser(argparse.ArgumentParser):
 
     def _add_field(self, field: dataclasses.Field, kinds: list[Any], text: str) -> None:
         name, metadata, options = field.name, field.metadata, {"help": text.replace("%", "%%")}
-        kind = next((kind for kind in kinds if get_origin(kind) is list), str if len(kinds) > 1 else kinds[0])
-        if get_origin(kind) is list:
-            options |= {"action": "extend", "nargs": "+"}
-            (kind,) = get_args(kind)
-        kind = get_origin(kind) or kind
-        options |= {key: metadata[key] for key in ("choices", "metavar") if key in metadata}
-        for enum in (kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)):
-            options["choices"] = [member.value for member in enum]
+        lists = [get_args(kind)[0] for kind in kinds if get_origin(kind) is list]
+        kind = lists[0] if lists else str if len(kinds) > 1 else kinds[0]
+        enums = [kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)]
+        choices = [member.value for enum in enums for member in enum] or metadata.get("choices")
+        convert, shown = _KINDS.get(get_origin(kind) or kind, (None, "TEXT"))
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
-        elif not options.get("choices"):
-            options.setdefault("metavar", _METAVARS.get(kind, "TEXT"))
-        if kind in _METAVARS:
-            options["type"] = json_object if kind is dict else kind
+        else:
+            shown = metadata.get("metavar", None if choices else shown)
+            options |= {"type": convert, "choices": choices, "metavar": shown}
+            options |= {"action": "extend", "nargs": "+"} if lists else {}
         names = [flag(name), *filter(None, [ALIASES.get(name)])]
         if metadata.get("positional"):
-            names, options["metavar"] = [name], metadata.get("metavar", name.upper())
-            options |= {"nargs": "*" if options.pop("action", None) else "?", "default": None}
+            names, shown = [name], metadata.get("metavar", name.upper())
+            options |= {"action": "store", "nargs": "*" if lists else "?", "metavar": shown, "default": None}
         if (title := metadata.get("group")) not in self.groups:
             self.groups[title] = self.add_argument_group(title)
         self.fields[name], self.kinds[name] = field, kinds
@@ -122,35 +140,31 @@ class Parser(argparse.ArgumentParser):
             self.defaults[name] = field.default_factory()
 
     def error(self, message: str) -> NoReturn:
-        if environ.get("RANK", "0") != "0":
-            self.exit(2)
-        message = re.sub(r"^argument (-*[\w-]+)\S*: ", r"\1: ", message)
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message.removeprefix('argument ')}\n")
 
     def read(
         self,
         argv: Sequence[str] | None = None,
         *,
-        find_config: Callable[[str], Path] | None = None,
-        default_config: Callable[[Keys], Keys] = lambda flags: {},
+        config: Callable[[str | None, Keys], Keys] | None = None,
         defaults: Callable[[dict[str, Any]], Keys] = lambda given: {},
     ) -> tuple[dict[str, Any], set[str]]:
         """Return the values from flags, else the YAML file, else `defaults`, and the names of the first two's fields.
 
         Args:
             argv: the words of the command line. Default: this process's.
-            find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
-            default_config: returns the keys of the YAML file without `--config`, from the values of the flags.
+            config: returns the keys of the YAML file, from the text after `--config`, which may be `None`, and the
+                values of the flags. `None`: the command has no `--config`.
             defaults: returns field -> value from the values that flags and YAML file set.
         """
-        if find_config is not None:
+        if config is not None:
             self.add_argument("--config", metavar="FILE", help="YAML file with these options; flags override it")
         self.add_argument("-h", "--help", "--help-all", action="store_true", help="print this help")
         flags, unknown = self.split(sys.argv[1:] if argv is None else argv)
         asks_help = flags.pop("help", False)
         if unknown and not asks_help:
             raise G2POError(unknown_flag(unknown[0], self._option_string_actions), unknown[0])
-        keys = read_config(find_config(flags.pop("config"))) if "config" in flags else default_config(flags)
+        keys = config(flags.pop("config", None), flags) if config else {}
         if word := next((name for name in keys if name not in self.fields), None):
             known = nearest(word, self.fields, "--help lists the flags")
             raise G2POError(f"{word} is not a key of the config file: {known}", "config", word)
@@ -215,14 +229,6 @@ class Parser(argparse.ArgumentParser):
         return self.format_help()
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text. Raises `ArgumentTypeError` for any other text."""
-    with contextlib.suppress(ValueError):
-        if isinstance(value := json.loads(text), dict):
-            return value
-    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
-
-
 def read_config(path: str | Path, field: str = "config") -> dict[str, Any]:
     """Return the keys of a YAML file. Errors name the `field`."""
     import yaml
@@ -233,3 +239,40 @@ def read_config(path: str | Path, field: str = "config") -> dict[str, Any]:
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         remedy = f"write lines like max_steps: 100; it cannot be read ({' '.join(str(error).split())})"
         raise G2POError(f"{field} is {str(path)!r}: {remedy}", field, path) from error
+
+
+def flag(name: str) -> str:
+    """Return the flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a question for the known word that is nearest, or `otherwise`."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def unknown_flag(word: str, known: Iterable[str]) -> str:
+    """Return the message about a word of a command line that belongs to no flag."""
+    if not word.startswith("-"):
+        return f"{word!r} does not belong to a flag: --help lists the flags"
+    name = word.partition("=")[0]
+    return f"{name} is not a flag: {nearest(name, known, '--help lists the flags')}"
+
+
+def misspelled(words: Sequence[str], fields: Iterable[str] = ()) -> str | None:
+    """Return the message about the first word that is no flag of any recipe; `None` if there is none.
+
+    Flags are read from sources, since a misspelled one is answered before torch and TRL are imported. One of another
+    recipe is left to the recipe's own parser. `fields`: those of the command, for suggestions.
+    """
+    known = {"--config", "--help", "--help-all", *map(flag, fields), *ALIASES.values()}
+    for package, (files, line) in _SOURCES.items():
+        for folder in find_spec(package).submodule_search_locations:
+            texts = (file.read_text("utf-8") for file in Path(folder).glob(files))
+            known.update(flag(name) for text in texts for name in line.findall(text))
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if word.startswith("--") and not {name, name.replace("--no-", "--", 1)} & known:
+            return unknown_flag(word, sorted(known))
+    return None

@@ -35,11 +35,9 @@ from ..trainer import G2POTrainer
 from ..utils.options import require, switches_of
 from ..view.server import POLL_SECONDS
 from .launch import VIEW
-from .parser import Keys, check_effect, parse, read_config
-from .preflight import check_files_and_packages
-from .recipe_files import find_config
+from .parser import Keys, check_effect, parse
+from .recipe_files import check_files_and_packages, config_keys
 
-EXIT_NOT_PUSHED = 3
 CPU = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}  # TRL's defaults of these are for GPUs
 NamedPanel = tuple[str, Keys]  # an environment's panel: its name, and options of `load_panel`
 
@@ -53,16 +51,20 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Return an object of each type: from flags, else the file of `--config`, else `defaults`, else the fields' own.
 
-    `config` and `configs` are those of `config_options`. `defaults` returns field -> value from the values that flags
-    and file set. `argv` is the command line by default.
+    `config` is the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys;
+    `configs` the folder of recipes/ whose files `--config` takes by name, by default that of `config`. `defaults`
+    returns field -> value from the values that flags and file set. `argv` is the command line by default.
 
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
         G2POError: if a file, a model's folder or a package is missing, or an option has no effect.
     """
     of_machine = {} if torch.accelerator.is_available() else CPU
-    sources = config_options(config, configs)
-    *parsed, given = parse(types, argv, **sources, defaults=lambda flags: {**of_machine, **defaults(flags)})
+    sources = {
+        "config": partial(config_keys, config, configs),
+        "defaults": lambda given: {**of_machine, **defaults(given)},
+    }
+    *parsed, given = parse(types, argv, **sources)
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
     needs = {name: needed for name, needed in inherited("needs").items() if switches.isdisjoint(switches_of(needed))}
@@ -72,19 +74,6 @@ def parse_arguments(
         use_model_arguments(parsed[-2], parsed[-1])
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
-
-
-def config_options(config: str | Callable[[Keys], Keys] | None, configs: str = "") -> dict[str, Any]:
-    """Return the arguments of `Parser.read` for a recipe's YAML files.
-
-    `config` is the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
-    `configs` is the folder of recipes/ whose files `--config` takes by name. Default: that of `config`.
-    """
-    default = config
-    if not callable(config):
-        default = (lambda flags: read_config(find_config(config))) if config else (lambda flags: {})
-        configs = configs or (config or "").partition("/")[0]
-    return {"find_config": partial(find_config, kind=configs), "default_config": default}
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
@@ -157,12 +146,11 @@ class Recipe:
     Args:
         tasks: a function of the options and of the trainer's arguments.
         options: dataclass of the options.
-        config: see `config_options`.
+        config: see `parse_arguments`.
         dataset_name: for the model card.
         model: folder of the model that is trained by default. `None`: there is none.
         config_class: dataclass of the trainer's arguments.
         trainer_class: the trainer.
-        defaults: see `parse_arguments`.
     """
 
     tasks: Callable[[Any, G2POConfig], Task]
@@ -172,7 +160,6 @@ class Recipe:
     model: str | Path | None = None
     config_class: type[G2POConfig] = G2POConfig
     trainer_class: Callable[..., G2POTrainer] = G2POTrainer
-    defaults: Callable[[Keys], Keys] = lambda given: {}
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -180,9 +167,7 @@ class Recipe:
 
     def train(self) -> None:
         """Parse the command line, load the tasks, and train."""
-        options, args, model_args = parse_arguments(
-            self.types, self.config, lambda given: {"eval_on_start": True, **self.defaults(given)}
-        )
+        options, args, model_args = parse_arguments(self.types, self.config, lambda given: {"eval_on_start": True})
         model = model_args.model_name_or_path or self.model
         require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
         check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
@@ -192,8 +177,8 @@ class Recipe:
             task = self.tasks(options, args)
         if args.process_index == 0:
             print("\n".join(f"{name}: {fact}" for name, fact in task.facts.items()), flush=True)
-        processing_class = None
-        if (template := getattr(options, "chat_template", None)) is not None:
+        processing_class, template = None, getattr(options, "chat_template", None)
+        if template is not None:
             sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
             processing_class = load_processing_class(str(model), model_args.model_revision, **sides)
             processing_class.chat_template = Path(template).read_text(encoding="utf-8")
@@ -338,6 +323,6 @@ def run_recipe(
             trainer.push_to_hub(dataset_name=dataset_name)
     except HubError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(EXIT_NOT_PUSHED) from None
+        raise SystemExit(3) from None
     finally:
         trainer.accelerator.end_training()  # threads of a process group may abort Python at exit

@@ -1,19 +1,27 @@
-"""Find recipes and their configurations by name."""
+"""Files and names that commands take: recipes, configurations, environments, agents, runs, tasks and models."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..environments.loading import beside
+from ..engines.registry import ENGINES
+from ..environments.loading import beside, load
+from ..environments.several import mixed
+from ..environments.tasks import read_tasks
+from ..runs.run_json import FILE, load_object, panels_in, read_run
+from ..utils.adapters import find_adapter
 from ..utils.errors import G2POError
-from .parser import read_config
+from ..utils.extras import install_command
+from ..utils.options import require
+from .parser import Keys, read_config
 
 RECIPES = Path(find_spec("g2po_recipes").origin).parent  # scripts, and their YAML files in folders
 OWN_RECIPE = "environment"
+ENVIRONMENT, AGENT = "environment.py", "agent.py"
 # Keys of a configuration that are paths.
 _PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_template", "train_config", "demonstrations")
 
@@ -34,32 +42,99 @@ def find_config(name: str, option: str = "config", kind: str = "") -> Path:
     for path in (Path(name), RECIPES / kind / file, RECIPES / file):
         if path.is_file():
             return path
-    others = () if kind else ("accelerate", "agents", "teach")
-    paths = (path for path in RECIPES.glob(f"{kind or '*'}/*.yaml") if path.parent.name not in others)
-    names = ", ".join(sorted(f"{path.parent.name}/{path.stem}" for path in paths))
+    names = ", ".join(sorted(f"{path.parent.name}/{path.stem}" for path in RECIPES.glob(f"{kind or '*'}/*.yaml")))
     raise G2POError(f"{option} is {name!r}, which is not a file: pass one, or one of {names}", option, name)
 
 
-def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str, Any]:
+def config_keys(default: str | Callable[[Keys], Keys] | None, kind: str, name: str | None, flags: Keys) -> Keys:
+    """Return the keys of a configuration, by default of `default`, a name or a function from flags to keys.
+
+    Names are those of `find_config`; its `kind` is by default that of `default`.
+    """
+    if name is None and callable(default):
+        return default(flags)
+    kind = kind or (default.partition("/")[0] if isinstance(default, str) else "")
+    return read_config(find_config(name or default, kind=kind)) if name or default else {}
+
+
+def keys_beside(flags: Keys, name: str = "config.yaml") -> dict[str, Any]:
     """Return the keys of a configuration next to the file of the `environment` or `agent` in `flags`.
 
     Relative paths in it start in that folder.
     """
-    if (path := _beside(flags, name)) is None:
+    if (path := beside(flags.get("environment") or flags.get("agent"), name)) is None:
         return {}
-    keys = read_config(path)
+    keys, folder = read_config(path), Path(os.path.relpath(path.parent))
     for key, value in keys.items():
-        if key in _PATHS and isinstance(value, str) and (key == "output_dir" or (path.parent / value).exists()):
-            keys[key] = str(path.parent / value)
+        if key in _PATHS and isinstance(value, str) and (key == "output_dir" or (folder / value).exists()):
+            keys[key] = str(folder / value)
     return keys
 
 
-def tasks_beside(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tasks.jsonl next to the file of the `environment` or `agent` as `tasks`, if it exists."""
-    path = _beside(given, "tasks.jsonl")
-    return {} if path is None else {"tasks": str(path)}
+def environment_or_agent(environment: str | None, agent: str | None) -> tuple[str | None, str | None]:
+    """Return an environment's name or an agent's, by default environment.py, else agent.py, if it is there."""
+    require(None in (environment, agent), "agent", agent, f"{environment} is given, too: leave one of them out")
+    if environment is None and agent is None:
+        environment = ENVIRONMENT if Path(ENVIRONMENT).is_file() else None
+        agent = AGENT if environment is None and Path(AGENT).is_file() else None
+    return environment, agent
 
 
-def _beside(given: Mapping[str, Any], name: str) -> Path | None:
-    path = beside(given.get("environment") or given.get("agent"), name)
-    return path and Path(os.path.relpath(path))
+def environment_and_tasks(
+    name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None
+) -> tuple[Callable, list[dict[str, Any]], dict[str, Any]]:
+    """Return an environment's factory, by the names that `load` takes or a run's folder, its tasks, and the run.
+
+    See `tasks_of`; for a run, the default is its first evaluation set.
+    """
+    if not Path(name).is_dir():
+        return mixed(load(name)), tasks_of(name, given, file), {}
+    run = read_run(name)
+    remedy = f"{name}/{FILE} does not name what can be imported; pass FILE.py:Class and --task"
+    require(bool(run.get("environment")), "environment", run.get("environment"), remedy)
+    panels = [] if file or given else panels_in(name).values()
+    return load_object(run["environment"]), tasks_of(name, given, next(iter(panels), file)), run
+
+
+def tasks_of(name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None) -> list[dict[str, Any]]:
+    """Return the tasks given and of a file, by default tasks.jsonl next to file.py; else one without arguments."""
+    file = beside(name, "tasks.jsonl") if file is None and not given else file
+    return [*given, *(read_tasks(file) if file else [])] or [{}]
+
+
+def check_files_and_packages(values: Mapping[str, Any]) -> None:
+    """Raise `G2POError` for a field that names a missing file, model or engine."""
+    check_engine(values.get("engine"))
+    for name in ("model_name_or_path", "critic_model_name_or_path"):
+        if values.get(name) is not None:
+            check_model(name, str(values[name]))
+    file = values.get("chat_template")
+    require(file is None or Path(file).is_file(), "chat_template", str(file), "there is no such file")
+
+
+def check_engine(name: str | None) -> None:
+    """Raise `G2POError` if the package of an engine is not installed."""
+    row = ENGINES.get(name)
+    if row and row.extra:
+        require(find_spec(row.extra) is not None, "engine", name, f"install it, {install_command(row.extra)}")
+
+
+def check_model(field: str, name: str) -> None:
+    """Raise `G2POError` unless a name is a folder with a model, or is on the Hub or in its cache."""
+    path = Path(name)
+    looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    require(path.is_dir() or not looks_like_a_path, field, name, "there is no such folder")
+    if path.is_dir():
+        is_model = (path / "config.json").is_file() or find_adapter(path) is not None
+        require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
+        return
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    try:
+        files = ("config.json", "adapter_config.json")
+        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+            model_info(name, timeout=10)  # at once, where loading tries five times
+    except Exception as error:  # of a name that is no id, of the Hub, and of the network
+        reason = str(error).strip().partition("\n")[0]
+        what = f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})"
+        raise G2POError(what, field) from error

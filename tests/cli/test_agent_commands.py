@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from textwrap import indent
 
 import programs
 import pytest
@@ -11,7 +12,7 @@ from chat_server import chat_completion, chat_server
 from imported_files import forget
 from run_g2po import outcome
 
-from g2po_trl import PoolLimits
+from g2po_trl import G2POError, PoolLimits
 from g2po_trl.check.examine import Examination
 from g2po_trl.cli.commands.init import FILES
 from g2po_trl.cli.commands.train import read, resolve
@@ -62,16 +63,23 @@ def test_the_agent_of_a_file(write, tmp_path):
     write("import g2po_trl as g\nsolve: object = g.AgentCommand('python solve.py', verify=lambda task: 0)\n")
     assert resolve_agent_name("agent.py") == f"{file}:solve"
     assert resolve_agent_name("package.module:walk") == "package.module:walk"
-    write("def one(task, client): pass\ndef two(task, client): pass\n")
-    for name, text in (
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
         ("agent.py", "write agent.py:one; it contains one, two"),
         ("agent.py:three", "it contains one, two"),
         ("nowhere.py", "there is no such file"),
         ("http://localhost:1", "agent is 'http://localhost:1': write FILE.py"),
         ("agent", "agent is 'agent': write FILE.py"),
-    ):
-        with pytest.raises(ValueError, match=text.replace("(", r"\(")):
-            resolve_agent_name(name)
+    ],
+)
+def test_what_is_no_agent(write, name, told):
+    write("def one(task, client): pass\ndef two(task, client): pass\n")
+    with pytest.raises(G2POError) as error:
+        resolve_agent_name(name)
+    assert told in str(error.value)
 
 
 def test_train_takes_an_agent(folder):
@@ -81,21 +89,29 @@ def test_train_takes_an_agent(folder):
     assert resolve(read([])) == resolve(read(["--agent=agent.py:tidy"])) == (script, words)
 
 
-def test_errors_name_the_remedy(folder, capsys):
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train --agent empty.py", "it contains no public function (task, client)"),
+        ("train alfworld --agent agent.py", "agent is 'agent.py'"),
+        ("train --agent", "--agent: expected one argument"),
+        ("check agent.py", "it contains no TextEnvironment"),
+        ("check --agent agent.py:run", "it contains tidy"),
+        ("check a.py --agent agent.py", "agent is 'agent.py'"),
+        ("check a.py --response yes", "response has"),
+        ('check --agent agent.py --environment-options {"a":1}', "environment_options has"),
+        ("check --base-url http://127.0.0.1:9/v1", "base_url has"),
+        ("check --model m --response yes", "response is"),
+        ("check --max-episode-tokens 9", "max_episode_tokens is"),
+        ("check --show --model m --base-url http://127.0.0.1:9/v1", "base_url is"),
+        ("check --model ./nothing", "model is"),
+        ("init . --agent", "already holds agent.py, tasks.jsonl"),
+    ],
+)
+def test_errors_name_the_option(folder, capsys, words, told):
     (folder / "empty.py").write_text("x = 1\n")
-    for arguments, text in (
-        (["train", "--agent", "empty.py"], "it contains no public function (task, client)"),
-        (["train", "alfworld", "--agent", "agent.py"], "agent is 'agent.py'"),
-        (["train", "--agent"], "--agent: expected one argument"),
-        (["check", "agent.py"], "it contains no TextEnvironment"),
-        (["check", "--agent", "agent.py:run"], "it contains tidy"),
-        (["check", "a.py", "--agent", "agent.py"], "agent is 'agent.py'"),
-        (["check", "a.py", "--response", "yes"], "response has"),
-        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "environment_options has"),
-        (["init", ".", "--agent"], "already holds agent.py, tasks.jsonl"),
-    ):
-        code, _, errors = outcome(capsys, *arguments)
-        assert code and text in errors and "Traceback" not in errors, (arguments, errors)
+    code, _, errors = outcome(capsys, *words.split())
+    assert code and told in errors and "Traceback" not in errors, errors
 
 
 def test_what_init_writes_is_good(folder, capsys):
@@ -105,9 +121,8 @@ def test_what_init_writes_is_good(folder, capsys):
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
     assert "there is a graph to learn from" in said
     assert following == "Next: g2po teach --agent agent.py"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout
     shown = outcome(capsys, "check", "--show")[1]
     assert shown.startswith("--- system ---\nPut each thing where it belongs") and "You hold " in shown
@@ -115,10 +130,8 @@ def test_what_init_writes_is_good(folder, capsys):
 
 def test_a_folder_of_init_trains(folder, tiny_model_dir):
     flags = "--max_steps 1 --max_completion_length 4 --num_environment_workers 1 --per_device_train_batch_size 8"
-    run = programs.run(
-        "-m", "g2po_trl.__main__", "train", "--model", tiny_model_dir, *flags.split(), "--num_eval_tasks", "2",
-        cwd=folder,
-    )  # fmt: skip
+    words = ["train", "--model", tiny_model_dir, *flags.split(), "--num_eval_tasks", "2"]
+    run = programs.run("-m", "g2po_trl.__main__", *words, cwd=folder)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration   1/1" in run.stdout and "Evaluation tasks, 2 episodes" in run.stdout
     described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
@@ -129,86 +142,75 @@ PORT = (  # as one that is fixed, of this file alone
     "\nimport socket\nserver = socket.socket(socket.AF_UNIX)\ndef bind():\n"
     "    server.getsockname() or server.bind(chr(0) + __file__[-80:])\n"
 )
-# What `check` says of an agent, and the agent.
+# What `check` says of an agent, and what the agent does.
 FINDINGS = r"""
 error FAILED: returned 1.0
-def agent(task, client): return 1.0
+return 1.0
 
 error FAILED: raised KeyError: 'nothing', agent.py, line 12
-def agent(task, client):
-    return task['nothing']
+return task['nothing']
 
 error FAILED: reward is [True]
-def agent(task, client): return [ask(client, 'a') != '']
+return [ask(client, 'a') != '']
 
 warning RAISED_IN_AGENT: ValueError: invalid literal for int() with base 10: 'yes'
-def agent(task, client):
-    return int(ask(client, 'a')) + int(ask(client, 'b'))
+return int(ask(client, 'a')) + int(ask(client, 'b'))
 
-error FAILED: raised FileNotFoundError: no my-server, agent.py, line 11
-def agent(task, client): raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])
+error FAILED: raised FileNotFoundError: no my-server, agent.py, line 12
+raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])
 
 error RAISED_IN_AGENT: , agent.py, line 13
-def agent(task, client):
-    ask(client, 'a')
-    raise ExceptionGroup('tasks', [KeyError('city')])
+ask(client, 'a')
+raise ExceptionGroup('tasks', [KeyError('city')])
 
 error NOT_REPLAYED: Address already in use
-def agent(task, client):
-    bind()
-    return ask(client, 'a') == ask(client, 'b')
+bind()
+return ask(client, 'a') == ask(client, 'b')
 
 error NOT_REPLAYED: Address already in use
-def agent(task, client):
-    said = ask(client, 'a')
-    bind()
-    return said == ask(client, 'b')
+said = ask(client, 'a')
+bind()
+return said == ask(client, 'b')
 
 warning ONE_CALL
-def agent(task, client): return ask(client, 'a') == 'yes'
+return ask(client, 'a') == 'yes'
 
 warning TOO_MANY_CALLS
-def agent(task, client):
-    while True:
-        ask(client, 'a')
+while True:
+    ask(client, 'a')
 
 warning NOT_REPLAYED: at step 2
-def agent(task, client):
-    ask(client, 'a')
-    return ask(client, str(time.time_ns())) == 'yes'
+ask(client, 'a')
+return ask(client, str(time.time_ns())) == 'yes'
 
 error NOT_REPLAYED: at step 1
-def agent(task, client):
-    ask(client, str(os.getpid()))
-    return ask(client, 'b') == 'yes'
+ask(client, str(os.getpid()))
+return ask(client, 'b') == 'yes'
 
 warning KEYS: 0.5 0.5 1.0
-def agent(task, client):
-    ask(client, 'a')
-    return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
+ask(client, 'a')
+return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
 
 ok KEYS: 1.0 1.0 1.0
-def agent(task, client): return ask(client, 'a') == ask(client, 'b')
+return ask(client, 'a') == ask(client, 'b')
 
 warning REFUSED_REQUESTS: n is 2
-def agent(task, client):
-    try:
-        ask(client, 'a', n=2)
-    except OSError:
-        pass
-    return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
+try:
+    ask(client, 'a', n=2)
+except OSError:
+    pass
+return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
 
 error FAILED
-def agent(task, client):
-    said = ask(client, 'a')
-    connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
-    body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
-    headers = {'Authorization': f'Bearer {client.api_key}'}
-    connection.request('POST', '/v1/chat/completions', body, headers)
-    connection.getresponse()
+said = ask(client, 'a')
+connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
+body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
+headers = {'Authorization': f'Bearer {client.api_key}'}
+connection.request('POST', '/v1/chat/completions', body, headers)
+connection.getresponse()
 
 warning LONG_TEXT: 9006
-def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')
+return ask(client, 'a' * 9000) == ask(client, 'b')
 """
 
 
@@ -217,7 +219,7 @@ def test_check_finds(finding, write):
     head, _, body = finding.partition("\n")
     head, _, fact = head.partition(": ")
     level, kind = head.split()
-    write(body + PORT * ("bind()" in body))
+    write(f"def agent(task, client):\n{indent(body, '    ')}\n" + PORT * ("bind()" in body))
     limits = PoolLimits(environment_step_timeout=20)
     examination = Examination(agent_factory("agent.py", 4), [{}], episode_limits=EpisodeLimits(4), limits=limits)
     found = {one.kind.name: one for one in examination.at_random()}
@@ -234,11 +236,9 @@ def test_responses_and_state_keys_of_ones_own(write, capsys):
     )
     command = ["check", "--agent", "agent.py", "--response", "left", "--response", "right"]
     said = outcome(capsys, *command, "--episodes", "16")[1]
-    assert (
-        "equal state_key" in " ".join(said.split()) and "random responses succeed in " in said and "raises" not in said
-    ), said
+    assert "equal state_key" in said and "random responses succeed in " in said and "raises" not in said
     said = outcome(capsys, *command, "--agent-state-key", "agent.py:key")[1]
-    assert "groups have one state only" in said, said
+    assert "groups have one state only" in said
 
 
 @pytest.fixture
@@ -248,14 +248,11 @@ def server():
         yield server
 
 
-TWICE = (
-    "def agent(task, client):\n    said = [ask(client, text, temperature=0) for text in 'ab']\n"
-    "    return task['pays']\n"
-)
-
-
 def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsys):
-    write(TWICE)
+    write(
+        "def agent(task, client):\n    said = [ask(client, text, temperature=0) for text in 'ab']\n"
+        "    return task['pays']\n"
+    )
     (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
     (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
     found = [
@@ -268,12 +265,10 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     assert said.endswith(f"Next: g2po train --agent agent.py --model {tiny_model_dir}\n")
 
     pytest.importorskip("openai")
-    address = server.url
-    code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", address)
+    code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", server.url)
     assert code == 0 and all(line in said for line in found), said + errors
-    assert (
-        "warning   prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit. Raise" in said
-    )
+    limited = "prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit. Raise"
+    assert f"warning   {limited}" in said
     assert len(server.asked) == 16 and {(b["temperature"], b["max_tokens"]) for b in server.asked} == {(0.5, 4)}
     assert said.endswith("Next: g2po train --agent agent.py --model MODEL\n"), "config.yaml names none"
     (tmp_path / "keys.py").write_text("def key(messages):\n    return messages[-1]['content']\n")
@@ -281,24 +276,15 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     assert said.endswith("--agent agent.py --tasks tasks.jsonl --agent-state-key keys.py:key --model MODEL\n")
 
 
-def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("raise KeyError(ask(client, 'b'))", "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes"),
+        ("return [ask(client, 'a')]", "['yes'] (3 of 3 failed episodes)"),
+    ],
+)
+def test_check_with_a_model_reports_failures(write, server, capsys, end, told):
     pytest.importorskip("openai")
-    given = ["check", "--model", "m", "--base-url", server.url, "--episodes", "3"]
-    write("def agent(task, client):\n    ask(client, 'a')\n    raise KeyError(ask(client, 'b'))\n")
-    code, said, errors = outcome(capsys, *given)
-    assert code == 1 and "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes" in said, (
-        said + errors
-    )
-    write("def agent(task, client):\n    return [ask(client, 'a')]\n")
-    code, said, _ = outcome(capsys, *given)
-    assert code == 1 and said.startswith("error ") and "['yes']" in said, said
-    assert "(3 of 3 failed episodes)" in said
-    for arguments, text in (
-        (["--base-url", "http://127.0.0.1:9/v1"], "base_url has"),
-        (["--model", "m", "--response", "yes"], "response is"),
-        (["--max-episode-tokens", "9"], "max_episode_tokens is"),
-        (["--show", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"], "base_url is"),
-        (["--model", str(tmp_path / "nothing")], "model is"),
-    ):
-        code, _, errors = outcome(capsys, "check", *arguments)
-        assert code and text in errors and "Traceback" not in errors, (arguments, errors)
+    write(f"def agent(task, client):\n    ask(client, 'a')\n    {end}\n")
+    code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", server.url, "--episodes", "3")
+    assert code == 1 and said.startswith("error ") and told in said, said + errors

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer
 from vision_models import DrawnLetterEnvironment
 
 from g2po_trl import EnvironmentPool, G2POError, Player, PoolLimits, PromptActor, PromptTemplate
-from g2po_trl.cli.first_prompt import FirstPrompt
+from g2po_trl.cli.commands.check import FirstPrompt
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.setup import agent_factory, played_as
+from g2po_trl.evaluation.agents import DirectAgent
 from g2po_trl.prompts.tokenization import ChatEncoder
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -50,7 +51,7 @@ def test_the_first_prompt_is_the_trainings_to_the_token(tiny_model_dir, kind):
         "agent": (agent_factory(speak, 3), {"number": 7}),
     }.get(kind, (Safe, {"code": "12", "prompt": "Open the safe."}))
     settings = {"history": "conversation" if kind == "conversation" else None, "max_prompt_length": 700}
-    first = FirstPrompt(made, task, 3, template, settings)
+    first = FirstPrompt(made, task, EpisodeLimits(3), template, settings)
     ids, text = first.tokens_for(str(tiny_model_dir))
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     factory, wording, history = played_as(made, EpisodeLimits(3), template, settings["history"])
@@ -60,8 +61,9 @@ def test_the_first_prompt_is_the_trainings_to_the_token(tiny_model_dir, kind):
         ((played,), _) = Player(pool, actor, EpisodeLimits(3)).play([task])
     assert played.steps[0].prompt_ids == ids and len(ids) > 10, played
     if kind in ("tools", "agent"):
+        asked = DirectAgent(wording, history=history).ask(first.episode).messages
         assert "turn" in text if kind == "tools" else "Open it." in text, "the tools are in it"
-        assert len(ids) > len(tokenizer.apply_chat_template(first.messages, tokenize=True)), "which a template adds"
+        assert len(ids) > len(tokenizer.apply_chat_template(asked, tokenize=True)), "which a template adds"
     assert first.text(str(tiny_model_dir)).endswith(f"--- {len(ids)} tokens ---")
 
 
@@ -69,9 +71,9 @@ def test_the_first_prompt_has_its_images(tmp_path, tiny_model_dir):
     model, processor = vision_models.build("Gemma 3")
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    first = FirstPrompt(DrawnLetterEnvironment, {"seed": 1}, 3)
+    first = FirstPrompt(DrawnLetterEnvironment, {"seed": 1}, EpisodeLimits(3))
     ids, _ = first.tokens_for(str(tmp_path))
-    wanted, _ = ChatEncoder(processor)(first.messages)
+    wanted, _ = ChatEncoder(processor)(DirectAgent(first.template).ask(first.episode).messages)
     assert ids == wanted and processor.image_token_id in ids
     assert f"[image {first.episode.observation.images[0]}]" in first.text()
     with pytest.raises(G2POError):

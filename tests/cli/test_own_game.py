@@ -34,11 +34,6 @@ def run(*words, cwd):
     return done.stdout
 
 
-def successes(run):
-    """Return success of each evaluation of a run."""
-    return [json.loads(line)["success_rate"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
-
-
 def test_each_command_names_the_next(tmp_path):
     outputs = follow(tmp_path / "tidy", flags=FEW)
     assert [" ".join(words) for words, _ in outputs.values()] == [
@@ -57,22 +52,16 @@ def test_each_command_names_the_next(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [[], ["--agent"]], ids=["game", "agent"])
+@pytest.mark.parametrize("kind", ["", "--agent", "--coding"])
 def test_it_is_learned(tmp_path, kind):
-    """As a user types it: from below 60 % of the held-out tasks to 90 % or more."""
-    outputs = follow(tmp_path / "tidy", *kind, flags={"view": "--no-open"})
+    """As a user types it: from below 60 % of the held-out tasks to 90 % or more.
+
+    A coding agent on functions that it is not trained on: 49 to 67 % of 72 episodes (docs/agents.md), here of 24.
+    """
+    outputs = follow(tmp_path / "tidy", *kind.split(), flags={"view": "--no-open"})
     assert list(outputs) == ["check", "teach", "train", "evaluate", "view"]
     assert "% reached. The model is in runs/tidy-start" in outputs["teach"][1]
-    before, after = successes(tmp_path / "tidy" / "runs" / "tidy")
-    assert before <= 0.6 and after >= 0.9, (before, after)
+    lines = (tmp_path / "tidy" / "runs" / "tidy" / "evaluations.jsonl").read_text().splitlines()
+    before, after = (json.loads(line)["success_rate"] for line in lines)
+    assert before < after if kind == "--coding" else before <= 0.6 and after >= 0.9, (before, after)
     assert list((tmp_path / "tidy" / "evaluations").glob("*/view.html"))
-
-
-@pytest.mark.slow
-def test_a_coding_agent_improves(tmp_path):
-    """On functions that it is not trained on: 49 to 67 % of 72 episodes (docs/agents.md); here there are 24."""
-    outputs = follow(tmp_path / "fix", "--coding", flags={"view": "--no-open"})
-    assert list(outputs) == ["check", "teach", "train", "evaluate", "view"]
-    assert "% reached. The model is in runs/fix-start" in outputs["teach"][1]
-    before, after = successes(tmp_path / "fix" / "runs" / "fix")
-    assert before < after, (before, after)

@@ -43,7 +43,8 @@ class Other:
 
 
 def read(*argv, types=(Options,), **options):
-    return parse(types, argv, command="g2po x", find_config=Path, **options)
+    keys = {"config": lambda name, flags: read_config(name) if name else {}, **options}
+    return parse(types, argv, command="g2po x", **keys)
 
 
 def refused(capsys, *argv, **options):
@@ -90,7 +91,7 @@ def test_flags_then_file_then_defaults(tmp_path):
     of_run = {"max_turns": 7, "engine": "vllm"}
     found = read(
         "here",
-        default_config=lambda flags: read_config(file),
+        config=lambda name, flags: read_config(file),
         defaults=lambda given: of_run if given["max_turns"] == 4 else {},
     )[0]
     assert (found.max_turns, found.engine) == (4, "vllm")
@@ -145,7 +146,7 @@ def test_what_a_file_cannot_have(capsys, tmp_path, text, told):
 def test_help(capsys):
     for word in ("--help", "--help-all"):
         with pytest.raises(SystemExit) as exit_:
-            read(word, default_config=lambda flags: {"max_turns": 4, "learning_rate": 0.5})
+            read(word, config=lambda name, flags: {"max_turns": 4, "learning_rate": 0.5})
         text = capsys.readouterr().out
         assert exit_.value.code == 0
         assert text.startswith("usage: g2po x FOLDER MORE [--FLAG VALUE ...]\n") and "max_turns" not in text

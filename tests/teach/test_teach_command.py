@@ -47,7 +47,7 @@ def game(tmp_path, monkeypatch):
 
 
 def teach(monkeypatch, *words):
-    words = resolve(read(["letters_to_teach.py", *words]), "teach")[1]
+    words = resolve(read(["letters_to_teach.py", *words], "g2po teach"))[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 
@@ -113,7 +113,7 @@ def test_values_that_teaching_refuses(game, monkeypatch, words, capsys):
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
     write_folder(tmp_path / "tidy")
     monkeypatch.chdir(tmp_path / "tidy")
-    assert resolve(read(["--seed", "1"]), "teach") == (
+    assert resolve(read(["--seed", "1"], "g2po teach")) == (
         RECIPE,
         ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--seed", "1"],
     )
@@ -121,7 +121,8 @@ def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
     given = {"environment": f"{tmp_path}/tidy/environment.py:TidyEnvironment"}
     assert recipe["DEFAULT_CONFIG"](given)["learning_rate"] == 1e-3, "of teach.yaml"
     found = recipe["training_defaults"](given)
-    assert (found["tasks"], found["output_dir"]) == ("tasks.jsonl", "runs/tidy-start")
+    assert found["output_dir"] == "runs/tidy-start"
+    assert recipe["OwnArguments"](**given).tasks == f"{tmp_path}/tidy/tasks.jsonl"
     assert (found["max_turns"], found["model_name_or_path"]) == (7, "model")
     (tmp_path / "mine.yaml").write_text("tasks: others.jsonl\n")
     found = recipe["training_defaults"]({**given, "train_config": str(tmp_path / "mine.yaml")})

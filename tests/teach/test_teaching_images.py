@@ -97,7 +97,7 @@ WORDS = (
 
 
 def run(monkeypatch, *words):
-    words = resolve(read(["drawn_to_teach.py:drawn", *WORDS, *words]), "teach")[1]
+    words = resolve(read(["drawn_to_teach.py:drawn", *WORDS, *words], "g2po teach"))[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 

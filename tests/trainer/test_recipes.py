@@ -22,8 +22,8 @@ from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
+from g2po_trl.cli.parser import flag, misspelled
 from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe
-from g2po_trl.cli.spelling import flag, misspelled
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
 
@@ -90,7 +90,7 @@ def test_all_flags_of_recipes_are_known_without_importing_them(script, monkeypat
     types = loaded["RECIPE"].types if "RECIPE" in loaded else loaded["TYPES"]
     names = [field.name for one in types for field in dataclasses.fields(one) if field.init]
     assert len(names) > 150 and misspelled([flag(name) for name in names]) is None
-    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m --view".split(), ["--view"]) is None
+    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m --view".split(), ["view"]) is None
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b", 2), ("qwen2.5-7b", 8)])

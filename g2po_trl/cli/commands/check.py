@@ -13,10 +13,11 @@ dictionary of several, or the address of an OpenEnv server, `http://127.0.0.1:80
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -31,18 +32,22 @@ from ...engines.sampling import Sampling
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import file_of, load, load_template, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
-from ...environments.setup import agent_factory
-from ...environments.several import COLUMN, environments_of
+from ...environments.pool.pool import EnvironmentPool
+from ...environments.setup import agent_factory, check_start, played_as
+from ...environments.several import COLUMN, environments_of, player_of
+from ...environments.tasks import check_task_columns
+from ...evaluation.agents import DirectAgent
+from ...prompts.conversation import message_text
 from ...prompts.template import PromptTemplate
-from ...runs.run_json import load_prompt, read_run
+from ...rollout.actor import PromptActor
+from ...rollout.episode import Episode
+from ...rollout.stats import RolloutStats
+from ...runs.run_json import load_prompt
 from ...utils.errors import G2POError
 from ...utils.options import option, require
 from ...utils.show import printable, wrapped
-from ..first_prompt import FirstPrompt
 from ..parser import parse
-from ..played import ENVIRONMENT, environment_and_tasks, environment_or_agent, tasks_of
-from ..preflight import check_model
-from ..recipe_files import keys_beside
+from ..recipe_files import ENVIRONMENT, check_model, environment_and_tasks, environment_or_agent, keys_beside, tasks_of
 
 TURNS, EXPERT_EPISODES = 30, 4  # of each task: an expert may be random
 
@@ -69,9 +74,8 @@ class CheckOptions(PoolLimits, EpisodeLimits):
 
     def __post_init__(self):
         super().__post_init__()
-        is_played = self.model is not None and not self.show
-        where = "with --model" if is_played else "without a model that plays"
-        useless = {"response" if is_played else "max_episode_tokens": where}
+        self.plays = self.model is not None and not self.show
+        useless = {"response": "with --model"} if self.plays else {"max_episode_tokens": "without a model that plays"}
         useless |= {"base_url": "with --show"} if self.show else {}
         for name, where in useless.items():
             value = getattr(self, name)
@@ -83,56 +87,60 @@ class CheckOptions(PoolLimits, EpisodeLimits):
 def main(argv: Sequence[str] | None = None) -> None:
     """Check. Exit code 1 if there is an error."""
     options, _ = parse((CheckOptions,), argv, command="g2po check", description=__doc__)
-    name = (resolve_agent_name if options.agent else resolve_environment_name)(options.name)
-    run = read_run(name) if Path(name).is_dir() else {}
+    name, model = (resolve_agent_name if options.agent else resolve_environment_name)(options.name), options.model
+    if options.agent:
+        environment, tasks, run = None, tasks_of(name, options.task, options.tasks), {}
+    else:
+        environment, tasks, run = environment_and_tasks(name, options.task, options.tasks)
     config = run.get("play") or keys_beside({"environment": name})
     given = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)}
-    given = {field: value for field, value in given.items() if value is not None}
-    limits = EpisodeLimits.of(SimpleNamespace(**{"max_turns": TURNS, **config}), **given)
+    given = {name: value for name, value in given.items() if value is not None}
+    limits = EpisodeLimits.of(SimpleNamespace(**{"max_turns": TURNS, **config, **given}))
     if options.agent:
         key = load(options.agent_state_key) if options.agent_state_key else None
-        environment, tasks = agent_factory(name, limits.max_turns, key), tasks_of(name, options.task, options.tasks)
-    else:
-        environment, tasks = environment_and_tasks(name, options.task, options.tasks)
-        if options.environment_options:
-            environment = partial(environment, **options.environment_options)
-    plays = options.model is not None and not options.show
-    tasks = _first_of_each(tasks, max(2 if plays else 5, len(options.task)))
+        environment = agent_factory(name, limits.max_turns, key)
+    elif options.environment_options:
+        environment = partial(environment, **options.environment_options)
     wording, own_model = options.prompt or config.get("prompt"), config.get("model_name_or_path")
     template = load_template(wording) if wording else load_prompt(run["prompt"]) if run.get("prompt") else None
-    if options.model:
+    if model:
         from ...config import G2POConfig  # with torch, which is slow to import
 
         config = {field.name: field.default for field in fields(G2POConfig)} | dict(config)
+        if not options.base_url:
+            check_model("model", model)
     if options.show:
-        if options.model:
-            check_model("model", options.model)
-        print(printable(FirstPrompt(environment, tasks[0], limits.max_turns, template, config).text(options.model)))
+        print(printable(FirstPrompt(environment, tasks[0], limits, template, config).text(model)))
         return
-    number, texts = options.episodes or (4 if plays else 8), options.response or TEXTS
+    of_each = defaultdict(list)
+    for task in tasks:
+        of_each[str(task.get(COLUMN))].append(task)
+    most = max(2 if options.plays else 5, len(options.task))
+    tasks = [task for rows in of_each.values() for task in rows[:most]]
+    number, texts = options.episodes or (4 if options.plays else 8), options.response or TEXTS
     ignores = (run.get("trainer") or config).get("state_key_ignores")
-    known_by = None if options.base_url else options.model or own_model
+    known_by = None if options.base_url else model or own_model
     examination = Examination(environment, tasks, number, limits, PoolLimits.of(options), ignores, texts, known_by)
-    settings = SimpleNamespace(**config)
-    findings = _played_by(options, examination, settings, template) if plays else examination.at_random()
+    if options.plays:
+        from ...evaluation.chat_models import ServerChat, load_local
+
+        settings = SimpleNamespace(**config)
+        load_chat = partial(ServerChat, options.base_url) if options.base_url else load_local
+        with closing(load_chat(model, chat_template_kwargs=settings.chat_template_kwargs)) as chat:
+            findings = examination.with_model(chat, Sampling.of(settings), settings, template)
+    else:
+        findings = examination.at_random()
     expert = None
     if file_of(name).suffix == ".py" and not has_errors(findings) and not environments_of(environment):
         from ...teach.experts import find_expert
 
-        if (expert := find_expert(name)) is not None and not plays:
+        expert = find_expert(name)
+        if expert is not None and not options.plays:
             findings = _with_expert(findings, expert, examination)
     print(*(wrapped(printable(str(finding)), indent=10) for finding in findings), sep="\n")
     if has_errors(findings):
         sys.exit(1)
     print(f"Next: {_next(options, name, own_model, expert is not None, findings)}")
-
-
-def _first_of_each(tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return the first tasks, `number` of each environment."""
-    by_name = defaultdict(list)
-    for task in tasks:
-        by_name[str(task.get(COLUMN))].append(task)
-    return [task for rows in by_name.values() for task in rows[:number]]
 
 
 def _with_expert(findings: list[Finding], expert: Callable, examination: Examination) -> list[Finding]:
@@ -149,31 +157,15 @@ def _with_expert(findings: list[Finding], expert: Callable, examination: Examina
     return worst_first([*of_expert, *(finding for finding in findings if finding.kind not in refuted)])
 
 
-def _played_by(
-    options: CheckOptions, examination: Examination, settings: Any, template: PromptTemplate | None
-) -> list[Finding]:
-    """Return the findings of episodes that the model plays."""
-    from ...evaluation.chat_models import ServerChat, load_local
-
-    if options.base_url:
-        made = partial(ServerChat, options.base_url)
-    else:
-        check_model("model", options.model)
-        made = load_local
-    with closing(made(options.model, chat_template_kwargs=settings.chat_template_kwargs)) as chat:
-        return examination.with_model(chat, Sampling.of(settings), settings, template)
-
-
 def _next(options: CheckOptions, name: str, model: str | None, has_expert: bool, findings: Sequence[Finding]) -> str:
     """Return the next command, or what has to change before it. `name`: the full one; `model`: config.yaml's."""
     if Path(name).is_dir():
         return shlex.join(["g2po", "evaluate", "--model", name])
     if options.environment_options:
         return "write functools.partial(…) with the options into a file; then g2po train FILE.py:NAME --model MODEL"
-    shown = options.name
-    if shown.endswith(".py") and not options.agent:  # `g2po train FILE.py` is a script
-        shown = "" if shown == ENVIRONMENT else f"{shown}:{name.rpartition(':')[2]}"
-    words = [*["--agent"] * bool(options.agent), *[shown] * bool(shown)]
+    words = ["--agent", options.name] if options.agent else [options.name]
+    if words[-1].endswith(".py") and not options.agent:  # `g2po train FILE.py` is a script
+        words = [] if options.name == ENVIRONMENT else [f"{options.name}:{name.rpartition(':')[2]}"]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
     trained = ["--model", options.model] if options.model and not options.base_url else []
     kinds, nothing = {finding.kind for finding in findings}, learns_nothing(findings)
@@ -186,3 +178,56 @@ def _next(options: CheckOptions, name: str, model: str | None, has_expert: bool,
         return f"{again} --model {shlex.quote(model or 'MODEL')} shows whether the model ever succeeds"
     words += ["--agent-state-key", options.agent_state_key] if options.agent_state_key else []
     return shlex.join(["g2po", "train", *words, *(trained or ([] if model else ["--model", "MODEL"]))])
+
+
+class FirstPrompt:
+    """The first prompt of a task, as training makes it: by the same actor, whose engine generates nothing.
+
+    Arguments are the trainer's; `settings` may have `history`, `max_prompt_length` and `chat_template_kwargs`. Raises
+    `G2POError` if the environment fails.
+    """
+
+    def __init__(
+        self,
+        environment_factory: Callable,
+        task: Mapping[str, Any],
+        limits: EpisodeLimits,
+        prompt_template: PromptTemplate | None = None,
+        settings: Mapping[str, Any] = {},
+    ):
+        self.settings, self.episode = settings, Episode("task")
+        template = prompt_template and prompt_template.of(task.get(COLUMN))
+        made, row = player_of(environment_factory, task)
+        factory, self.template, self.history = played_as(made, limits, template, settings.get("history"))
+        check_task_columns(factory, row)
+        with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
+            self.episode.open(*check_start(pool, [row]))
+
+    def tokens_for(self, model: str) -> tuple[list[int], str]:
+        """Return the prompt's token ids and text for a model. Raises `G2POError` for one that cannot read it."""
+        from ...engines.base import Engine  # with torch, which is slow to import
+        from ...engines.stop_tokens import get_stop_token_ids_of_checkpoint
+        from ...prompts.images import load_processing_class, reads_images
+        from ...prompts.tokenization import ChatEncoder
+
+        encode = ChatEncoder(load_processing_class(model), self.settings.get("chat_template_kwargs"))
+        engine = Engine(encode.tokenizer, get_stop_token_ids_of_checkpoint(encode.tokenizer, model))
+        reads = reads_images(encode.processing_class)
+        engine.reads_text_because = None if reads else f"{model} reads only text: pass another"
+        limits = {"history": self.history, "max_prompt_length": self.settings.get("max_prompt_length")}
+        session = PromptActor(engine, encode, self.template, **limits).session(Sampling(), None, RolloutStats())
+        session.ask([self.episode])
+        why = f"the first prompt ends the episode: {self.episode.failure_reason or self.episode.error}"
+        require(bool(session.asked), "model", model, why)
+        ids = list(session.asked[self.episode.number].prompt.ids)
+        return ids, encode.tokenizer.decode(ids)
+
+    def text(self, model: str | None = None) -> str:
+        """Return the prompt with its length; with a model, as its chat template renders it."""
+        if model is not None:
+            ids, text = self.tokens_for(model)
+            return f"{text}\n--- {len(ids)} tokens ---"
+        request = DirectAgent(self.template, history=self.history).ask(self.episode)
+        texts = [f"--- {message['role']} ---\n{message_text(message)}" for message in request.messages]
+        texts += [f"--- tools ---\n{json.dumps(request.tools, ensure_ascii=False, indent=2)}"] if request.tools else []
+        return "\n".join([*texts, f"--- {sum(len(part['content']) for part in request.messages)} characters ---"])

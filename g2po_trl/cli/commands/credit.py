@@ -84,6 +84,6 @@ def _read(file: Path, state_key: str | None) -> Traces:
     except ValueError as error:
         raise G2POError(f"{file}, {error}", getattr(error, "field", None)) from error
     if threshold is not None:
-        trajectories = traces.trajectories
-        merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
+        groups = [trajectory.group for trajectory in traces.trajectories]
+        merge_similar_keys(traces.trajectories, groups, threshold)
     return traces

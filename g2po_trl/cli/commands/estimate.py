@@ -12,6 +12,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...estimate.report import format_plan
 from ...runs.iterations import load_log
 from ...utils.options import option, require
 from ..parser import Parser
-from ..recipe_files import RECIPES
+from ..recipe_files import config_keys
 from .train import Request, read, resolve
 
 
@@ -49,8 +50,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     help_ = Parser((EstimateOptions,), prog="g2po estimate [TARGET]", description=__doc__).help_with({})
     options = read(argv, "g2po estimate", help_, EstimateOptions)
     script, arguments = resolve(options)
-    is_recipe = script.parent == RECIPES
-    require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")
     sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
     plan = Plan(recipe_settings(script, arguments), options.num_processes or 1, sharded)
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
@@ -59,10 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """Return every field of a recipe: from the flags, else its configuration, else its default."""
-    from ..recipe import config_options  # with TRL, which is slow to import
-
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))["RECIPE"]
     parser = Parser(recipe.types, prog="g2po estimate")
-    settings = parser.defaults | parser.read(arguments, **config_options(recipe.config))[0]
+    settings = parser.defaults | parser.read(arguments, config=partial(config_keys, recipe.config, ""))[0]
     return {**settings, "model_name_or_path": settings["model_name_or_path"] or recipe.model}

@@ -24,8 +24,7 @@ from ...runs.ownership import held
 from ...utils.options import require
 from ...utils.show import printable
 from ..parser import parse
-from ..preflight import check_engine, check_model
-from ..recipe_files import find_config
+from ..recipe_files import check_engine, check_model, config_keys
 
 
 def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, Any]]:
@@ -38,7 +37,7 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
             given[name] = {**of_run.get(name, {}), **given[name]}
         return of_run
 
-    sources = {"find_config": partial(find_config, kind="agents"), "defaults": settings}
+    sources = {"config": partial(config_keys, None, "agents"), "defaults": settings}
     options, _ = parse((EvaluateOptions,), argv, command="g2po evaluate", description=__doc__, **sources)
     return options, of_run
 

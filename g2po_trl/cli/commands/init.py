@@ -23,7 +23,7 @@ FILES = {
     for kind in ("environment", "agent")
 }
 FILES["coding"] = (*FILES["agent"], "run_tests.py", "repositories")
-# Of a model from the Hub, and of the bundled one of 0.7 M parameters.
+# Of a model from the Hub, and of the bundled ones of less than a million parameters.
 SETTINGS = {"RATE": "1.0e-6", "STEPS": "100", "TOKENS": "128", "TEACH_RATE": "1.0e-4"}
 _SMALL = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
 BUNDLED_SETTINGS = dict.fromkeys(FILES, _SMALL) | {"coding": {**_SMALL, "TOKENS": "32", "TEACH_RATE": "2.0e-4"}}
@@ -34,34 +34,30 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
 
     `model` is written into config.yaml. `None`: the bundled model, which is copied into the folder.
     """
-    names = FILES[kind] if model else (*FILES[kind], BUNDLED)
+    source, names = SOURCES[kind], FILES[kind] if model else (*FILES[kind], BUNDLED)
     there = [name for name in names if (folder / name).exists()]
     remedy = f"it already holds {', '.join(there)}, choose another name, or move them away"
     require(not there, "folder", str(folder), remedy)
     folder.mkdir(parents=True, exist_ok=True)
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
-    for source in filter(Path.is_file, (SOURCES[kind] / name for name in FILES[kind])):
-        text = source.read_text(encoding="utf-8")
-        words = {"runs/{NAME}": f"runs/{own}", "{MODEL}": model or BUNDLED}
-        for key, word in words.items():  # YAML has other quotes than the shell
-            words[key] = json.dumps(word) if source.suffix == ".yaml" and quote(word) != word else quote(word)
-        words["{NAME}"] = own
-        words |= {f"{{{key}}}": value for key, value in settings.items()}
-        for key, word in words.items():
-            text = text.replace(key, word)
-        (folder / source.name).write_text(text, encoding="utf-8")
-    if kind == "coding":
-        for line in (SOURCES[kind] / "repositories.jsonl").read_text(encoding="utf-8").splitlines():
-            files = json.loads(line)
-            copy = folder / "repositories" / files.pop("repository")
-            copy.mkdir(parents=True)
-            for name, text in files.items():
-                (copy / name).write_text(text, encoding="utf-8")
+    for file in filter(Path.is_file, (source / name for name in FILES[kind])):
+        text = file.read_text(encoding="utf-8")
+        for key, word in (("runs/{NAME}", f"runs/{own}"), ("{MODEL}", model or BUNDLED)):
+            # YAML has other quotes than the shell
+            quoted = json.dumps(word) if file.suffix == ".yaml" and quote(word) != word else quote(word)
+            text = text.replace(key, quoted)
+        for key, word in {"NAME": own, **settings}.items():
+            text = text.replace(f"{{{key}}}", word)
+        (folder / file.name).write_text(text, encoding="utf-8")
+    for line in (source / "repositories.jsonl").open(encoding="utf-8") if kind == "coding" else ():
+        files = json.loads(line)
+        copy = folder / "repositories" / files.pop("repository")
+        copy.mkdir(parents=True)
+        for name, text in files.items():
+            (copy / name).write_text(text, encoding="utf-8")
     if model is None:
-        own_model = SOURCES[kind] / BUNDLED
-        shutil.copytree(
-            own_model if own_model.is_dir() else _ENVIRONMENTS / "alfworld" / "tiny_model", folder / BUNDLED
-        )
+        trained = source / BUNDLED if kind == "coding" else _ENVIRONMENTS / "alfworld" / "tiny_model"
+        shutil.copytree(trained, folder / BUNDLED)
 
 
 @dataclass

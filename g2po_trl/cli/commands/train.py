@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.options import Options, option, require
 from .. import parser
 from ..launch import VIEW, launch
-from ..played import environment_or_agent
-from ..recipe_files import OWN_RECIPE, RECIPES, find_config, recipes_of
-from ..spelling import flag, misspelled, nearest
+from ..recipe_files import OWN_RECIPE, environment_or_agent, find_config, recipes_of
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -55,7 +53,9 @@ class Request(Options):
     num_processes: int | None = option("processes, through Accelerate", None, within="[1, inf)")
     accelerate_config: str | None = option("Accelerate's configuration", None, metavar="FILE|NAME")
     view: bool = option("serve the viewer's page", False)
+    command: str = field(default="", init=False)
     target: str | None = field(default=None, init=False)
+    script: Path | None = field(default=None, init=False)  # the user's own
     passed: list[str] = field(default_factory=list, init=False)
 
 
@@ -64,11 +64,12 @@ def read(
 ) -> Any:
     """Return the parsed command line, whose first word is the target; print the help and exit if it asks for that.
 
-    Messages of a recipe that is run then name the command.
+    A flag that no recipe has ends the process: a recipe would say so after importing torch and TRL. Messages of a
+    recipe that is run then name the command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    is_script = command == "g2po train" and Path(target or "").is_file()
+    is_script = command == "g2po train" and (target or "").endswith(".py") and Path(target).is_file()
     if {"-h", "--help"} & set(words) and not is_script:
         print(help_, end="")
         raise SystemExit(0)
@@ -78,29 +79,25 @@ def read(
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
-    request.target, request.passed, parser.COMMAND = target, passed, command
+    if not is_script and (message := parser.misspelled(passed, own.fields)):
+        own.error(message)
+    request.command, request.target, request.script = command, target, Path(target) if is_script else None
+    request.passed, parser.COMMAND = passed, command
     return request
 
 
-def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
-    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments.
-
-    A flag that no recipe has ends the process: a recipe would say so after importing torch and TRL.
-    """
-    target, scripts = request.target, recipes_of(command)
+def resolve(request: Request) -> tuple[Path, list[str]]:
+    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments."""
+    scripts = recipes_of("teach" if request.command == "g2po teach" else "train")
     own = scripts.pop(OWN_RECIPE)
-    environment, agent = environment_or_agent(target, request.agent)
-    if command == "train" and target and target.endswith(".py") and Path(target).is_file():
-        return Path(target), request.passed
-    if message := misspelled(request.passed, [flag(field.name) for field in fields(request)]):
-        parser.Parser((), prog=parser.COMMAND).error(message)
+    environment, agent = environment_or_agent(request.target, request.agent)
     if agent is not None:
         return own, ["--agent", resolve_agent_name(agent), *request.passed]
-    if target in scripts:
-        return scripts[target], request.passed
+    if request.script or request.target in scripts:
+        return request.script or scripts[request.target], request.passed
     is_named = environment is not None and (":" in environment or environment.endswith(".py"))
-    remedy = nearest(target or "", scripts, f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py")
-    require(is_named, "target", target, remedy)
+    instead = f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py"
+    require(is_named, "target", request.target, parser.nearest(request.target or "", scripts, instead))
     return own, ["--environment", resolve_environment_name(environment), *request.passed]
 
 
@@ -114,16 +111,19 @@ def run_in_place(script: Path, arguments: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv)
     script, arguments = resolve(request)
-    is_recipe = script.parent == RECIPES
     remedy = f"it has no effect on the script {script}, run `g2po view OUTPUT_DIR --serve` in another terminal"
-    require(not request.view or is_recipe, "view", True, remedy)
+    require(not (request.view and request.script), "view", True, remedy)
     os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
-    if config is not None or processes not in (None, 1):
-        config = config and find_config(config, "accelerate_config", kind="accelerate")
-        words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]
-        launch(["train", *words, *request.passed], processes, config)
+    if config is None and processes in (None, 1):
+        run_in_place(script, arguments)
+        remedy = f"it made no trainer, write {script}:Class for an environment in it"
+        require(not request.script or "trl" in sys.modules, "target", str(script), remedy)
         return
-    run_in_place(script, arguments)
-    remedy = f"it made no trainer, write {script}:Class for an environment in it"
-    require(is_recipe or "trl" in sys.modules, "target", str(script), remedy)
+    if config is None:
+        import torch
+
+        config = "ddp" if torch.cuda.is_available() else None
+    config = config and find_config(config, "accelerate_config", kind="accelerate")
+    words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]
+    launch(["train", *words, *request.passed], processes, config)

@@ -80,10 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _write(sources: Sources, args: ViewOptions) -> None:
     others = "-".join(source.name for source in sources.sources[1:])
     path = args.output or args.folders[0] / (f"view-beside-{others}.html" if others else "view.html")
-    chosen = sorted(set(args.iterations)) or sources.numbers
-    page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
-    beside = [path.stat().st_size for path in data_folder(page).glob("*.js")]
-    data = f", and {data_folder(page)} ({sum(beside) / 2**20:.1f} MB), which it loads" if beside else ""
+    page = write_page(sources, path, sorted({*args.iterations}) or None, args.prompts, bool(args.push_space))
+    beside = sum(file.stat().st_size for file in data_folder(page).glob("*.js"))
+    data = f", and {data_folder(page)} ({beside / 2**20:.1f} MB), which it loads" if beside else ""
     print(f"{page} ({page.stat().st_size / 2**20:.1f} MB){data}", flush=True)
     if args.push_space:
         print(push_space(page, args.push_space))
