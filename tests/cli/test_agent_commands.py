@@ -280,7 +280,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     ("end", "told"),
     [
         ("raise KeyError(ask(client, 'b'))", "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes"),
-        ("return [ask(client, 'a')]", "['yes'] (3 of 3 failed episodes)"),
+        ("return [ask(client, 'a')]", "reward is ['yes']; give a finite number (3 of 3"),
     ],
 )
 def test_check_with_a_model_reports_failures(write, server, capsys, end, told):
