@@ -44,15 +44,15 @@ class IterationProgressCallback(TrainerCallback):
         iteration, total = (-(-number // self.steps_per_iteration) for number in (step, last))
         parts = [f"iteration {iteration:>3}/{total}", *_episodes(logs, "episode/")]
         parts += [f"kl {logs['kl']:.4f}"] if logs.get("kl") is not None else []
-        seconds = [f"rollout {logs['time/rollout']:.1f} s"] if "time/rollout" in logs else []
+        seconds = f"rollout {logs['time/rollout']:.1f} s"
         if "time/update" in logs:
-            seconds.append(f"update {logs['time/update'] + logs.get('time/logps', 0.0):.1f} s")
+            seconds += f", update {logs['time/update'] + logs.get('time/logps', 0.0):.1f} s"
         elapsed = f"elapsed {duration(self.clock() - self.started)}"
         began, first = self._first or (0.0, step)
         if first < step < last:
             mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
             elapsed += f", {duration((last - step) * mean)} left"
-        print_line(joined([*parts, ", ".join(seconds), elapsed]))
+        print_line(joined([*parts, seconds, elapsed]))
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -130,8 +130,7 @@ class ClosingVerdict(TrainerCallback):
     @property
     def text(self) -> str | None:
         """The verdict on what was played so far."""
-        finding = verdict(self.tally, self.estimator_name)
-        return None if finding is None else str(finding)
+        return (finding := verdict(self.tally, self.estimator_name)) and str(finding)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration

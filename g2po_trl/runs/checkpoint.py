@@ -1,8 +1,7 @@
-"""Checkpoints from which a run continues as if it had never stopped, and which are never half-written.
+"""Checkpoints from which a run continues as if it had never stopped.
 
-transformers saves model, optimizer, scheduler and random state. This module adds the state of an agent run: the
-position in the iteration, the step samples still to be trained on, and the evaluations so far. A checkpoint is written
-into `STAGING` and gets its name when it is complete, so every `checkpoint-…` can be resumed from.
+transformers saves model, optimizer, scheduler and random state; this module adds the state of an agent run. A
+checkpoint is written into `STAGING` and gets its name when it is complete, so every `checkpoint-…` can be resumed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import xxhash
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from ..engines.adapter_weights import Gather, plain_name, whole
@@ -75,9 +74,9 @@ def run_id_of(checkpoint: str | Path) -> str | None:
 class RunState:
     """Saves and restores the parts of a run that have a state.
 
-    `parts`, by the names of their states, have `state_dict()`, plain data which is kept as JSON, where NaN is null,
-    and `load_state_dict(state)`, called on every rank. Those in `kept_in_files` have files of their own in a
-    checkpoint's folder: `save(folder)`, on the main process, and `load(folder)`.
+    `parts`, by name, have `state_dict()`, which is kept as JSON, where NaN is null, and `load_state_dict(state)`,
+    called on every rank. Those in `kept_in_files` have files of their own: `save(folder)`, on the main process, and
+    `load(folder)`.
     """
 
     def __init__(self, parts: Mapping[str, Any], rank: int = 0, num_ranks: int = 1):
@@ -102,8 +101,8 @@ class RunState:
     def restore(self, folder: Path, identity: Mapping[str, Any], trains: bool = False) -> list[list[dict[str, Any]]]:
         """Restore a checkpoint of this run, and return the micro-batches that are still to be trained.
 
-        `trains`: it needs the optimizer's state, without which transformers would begin with a new one. Raises
-        `G2POError` if the checkpoint is another trainer's or version's, or was saved with other settings.
+        `trains`: it needs the optimizer's state. Raises `G2POError` if it lacks it, or is another trainer's,
+        version's or setting's.
         """
 
         def check(condition: bool, reason: str) -> None:
@@ -124,7 +123,7 @@ class RunState:
             mini_batches = _load_step_samples(path) if path.is_file() else []
             for name in (name for name in self.parts if name in state):  # a sharded reference has none
                 self.parts[name].load_state_dict(state[name])
-        except (KeyError, TypeError) as error:  # other names
+        except (KeyError, TypeError) as error:
             check(False, f"was saved by another version of g2po-trl ({error!r}). Use that version")
         for part in self.kept_in_files:
             part.load(folder)
@@ -196,9 +195,7 @@ class AtomicCheckpoint:
         shutil.rmtree(folder / STAGING, ignore_errors=True)
 
     @contextmanager
-    def checkpoint(
-        self, run_dir: Path, state: TrainerState, accelerator: Accelerator, args: TrainingArguments
-    ) -> Iterator[Path]:
+    def checkpoint(self, run_dir: Path, state: TrainerState, accelerator: Accelerator, args: Any) -> Iterator[Path]:
         """Yield the folder to write a checkpoint into, on every rank. It gets its name when all ranks are done."""
         name = f"checkpoint-{state.global_step}"
         staged, final = run_dir / STAGING / name, run_dir / name
@@ -208,7 +205,7 @@ class AtomicCheckpoint:
                 yield staged
         finally:
             self.is_open = False
-        if state.best_model_checkpoint and Path(state.best_model_checkpoint) == staged:
+        if Path(state.best_model_checkpoint or run_dir) == staged:
             state.best_model_checkpoint = str(final)
         accelerator.wait_for_everyone()
         if args.should_save:
@@ -256,8 +253,7 @@ def load_weights(model: PreTrainedModel, folder: str | Path) -> None:
 class WeightCheck(TrainerCallback):
     """Compares a model that was loaded with its checkpoint, parameter by parameter, before it trains or is used.
 
-    `model` returns the model without accelerate's wrappers. `gather` gathers parameters that ZeRO-3 shards, `device`
-    FSDP2's weights that are offloaded to the host.
+    `model` returns it without wrappers. `gather` gathers what ZeRO-3 shards, `device` what FSDP2 offloads to the host.
     """
 
     def __init__(self, model: Callable[[], torch.nn.Module], gather: Gather = nullcontext, device: Any = None):

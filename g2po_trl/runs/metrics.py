@@ -125,9 +125,6 @@ class Summary:
             self.totals[what] += value
         self.numbers[what] += len(values)
 
-    def _parts(self, kind: str) -> list[str]:
-        return sorted(what[1] for what in self.numbers if isinstance(what, tuple) and what[0] == kind)
-
     @property
     def episodes(self) -> int:
         """Number of all episodes."""
@@ -136,17 +133,20 @@ class Summary:
     def _mean(self, what: Any) -> float:
         return float(self.totals[what] / self.numbers[what]) if self.numbers[what] else nan
 
+    def _parts(self, kind: str) -> list[str]:
+        return sorted(what[1] for what in self.numbers if isinstance(what, tuple) and what[0] == kind)
+
     def means(self) -> dict[str, Any]:
         """Return the statistics, most of episodes with a result alone; means of no episodes are `nan`.
 
-        They are the `METRICS` and entries of `info` by name, `success_rate_error` (see `careful_error`) from
-        `FEWEST` tasks on, `episodes`, `success_rate_by_type` and `episodes_by_type` (also by environment),
-        `by_environment` if there are several, and `failure_reasons`: numbers of episodes.
+        They are the `METRICS` and entries of `info` by name, `success_rate_error` (see `success_error`) if it is
+        known, `episodes`, `success_rate_by_type` and `episodes_by_type` (also by environment), `by_environment` if
+        there are several, and `failure_reasons`: numbers of episodes.
         """
         shown = [metric for metric in METRICS if self.numbers[metric.name] or not metric.optional]
         means: dict[str, Any] = {metric.name: self._mean(metric.name) for metric in shown}
         tasks, types, environments = map(self._parts, ("task", "type", "success_rate"))
-        error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in tasks)
+        error = success_error((self.totals["task", name], self.numbers["task", name]) for name in tasks)
         means |= {} if isnan(error) else {"success_rate_error": error}
         finished = self.numbers["success_rate"]  # an episode without a score counts as 0
         means |= {name: self.totals["score", name] / finished for name in self._parts("score")}
@@ -170,29 +170,19 @@ def wins(group: Iterable[Trajectory]) -> tuple[int, int]:
     return sum(results), len(results)
 
 
-def success_error(groups: Iterable[tuple[int, int]]) -> float | None:
-    """Return the standard error of the success rate of a rollout, whose groups, by `wins`, are the sample.
+def success_error(groups: Iterable[tuple[int, int]]) -> float:
+    """Return the standard error of the success rate of groups, by `wins`; nan for fewer than `FEWEST` with a result.
 
-    Episodes of a group share their task, so they are not independent. `None` for fewer than two groups with a result.
-    """
-    counted = [(won, number) for won, number in groups if number]
-    if len(counted) < 2:
-        return None
-    won_in_all, total = map(sum, zip(*counted))
-    rate = won_in_all / total
-    squares = sum((won - rate * number) ** 2 for won, number in counted)
-    return float((len(counted) / (len(counted) - 1) * squares) ** 0.5 / total)
-
-
-def careful_error(groups: Iterable[tuple[int, int]]) -> float:
-    """Return `success_error`, but at least the error of independent episodes: groups may be equal by chance.
-
-    nan for fewer than `FEWEST` groups with a result.
+    The groups are the sample, since episodes of a group share their task. It is at least the error of independent
+    episodes, since groups may be equal by chance.
     """
     counted = [(won, number) for won, number in groups if number]
     if len(counted) < FEWEST:
         return nan
-    return max(success_error(counted), error_of_share(*map(sum, zip(*counted))))
+    won_in_all, total = map(sum, zip(*counted))
+    squares = sum((won - won_in_all / total * number) ** 2 for won, number in counted)
+    of_groups = (len(counted) / (len(counted) - 1) * squares) ** 0.5 / total
+    return float(max(of_groups, error_of_share(won_in_all, total)))
 
 
 def error_of_share(won: float, number: float) -> float:

@@ -101,8 +101,6 @@ def results_of(evaluations: Sequence[dict[str, Any]], best_was_chosen: bool) -> 
         where = "on another evaluation set" if is_reported(panel) else "here, so success is too high on average"
         chosen = f" The checkpoint was chosen {where}." if best_was_chosen else ""
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
-        tables.append(
-            f"{after['episodes']} episodes of a fixed evaluation set (`{panel}`, tasks `{after['panel']}`), "
-            f"temperature {after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
-        )
+        tasks = f"a fixed evaluation set (`{panel}`, tasks `{after['panel']}`), temperature {after['temperature']}"
+        tables.append(f"{after['episodes']} episodes of {tasks}.{chosen}\n\n```text\n{format_table(columns)}\n```")
     return "\n\n".join(tables) or "This run made no evaluation."

@@ -38,17 +38,15 @@ def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
 class RunFolder:
     """The files of a run except its model and checkpoints.
 
-    Each rank writes its own training trajectories, and the main process all other files. `evaluations`: those of this
-    run so far, as in evaluations.jsonl. `settings`: entries that a recipe adds to run.json. `run_id`: identifies the
-    run in run.json and in its checkpoints.
+    Each rank writes its own training trajectories, and the main process all other files.
     """
 
     def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
         self.path, self.save_trajectories = Path(path), save_trajectories
         self.suffix = f"-rank{rank}" if num_ranks > 1 else ""
-        self.evaluations: list[dict[str, Any]] = []
-        self.settings: Mapping[str, Any] = {}
-        self.run_id = uuid.uuid4().hex
+        self.evaluations: list[dict[str, Any]] = []  # of this run so far, as in evaluations.jsonl
+        self.settings: Mapping[str, Any] = {}  # entries that a recipe adds to run.json
+        self.run_id = uuid.uuid4().hex  # in run.json and in checkpoints
         self._lock: FileLock | None = None
 
     @property
@@ -118,15 +116,12 @@ class RunFolder:
 
         Later trajectories are deleted, since they are played again. Later checkpoints get a name that `auto` ignores.
         """
-        later = [checkpoint for checkpoint in checkpoints_in(self.path) if step_of(checkpoint) > step]
-        for checkpoint in later:
+        for checkpoint in (one for one in checkpoints_in(self.path) if step_of(one) > step):
             aside = checkpoint.with_name(f"{SUPERSEDED}{checkpoint.name}")
             ownership.note_written(self.path, aside.name)
             ownership.remove(aside)
             checkpoint.rename(aside)
-        if later:
-            names = ", ".join(checkpoint.name for checkpoint in later)
-            print(f"The run continues from step {step}. {names}: kept as {SUPERSEDED}checkpoint-…", flush=True)
+            print(f"The run continues from step {step}: {checkpoint.name} is kept as {aside.name}", flush=True)
         evaluated = {f"{entry['name']}-{entry['step']:06d}" for entry in self.evaluations}
         for path in self.path.glob("trajectories/*.jsonl"):
             found = re.fullmatch(r"(.+)-(\d{6,})(-rank\d+)?", path.stem)
@@ -162,10 +157,7 @@ class RunFolder:
     def add_evaluation(
         self, name: str, step: int, temperature: float, summary: Mapping, played: Sequence[Trajectory], rows: Sequence
     ) -> None:
-        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once.
-
-        It replaces an earlier one of this name, step, temperature and tasks.
-        """
+        """Write an evaluation (`summary`), and what was `played`; it replaces one of this name, step and `rows`."""
         about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
         earlier = [entry for entry in self.evaluations if any(entry.get(part) != about[part] for part in about)]
         self.evaluations = [*earlier, {**about, **summary}]

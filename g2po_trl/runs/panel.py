@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,27 +22,17 @@ from .output_dir import RunFolder, check_panel_name
 from .summary import at_temperature
 
 
+@dataclass
 class PanelEvaluation:
-    """Plays evaluation sets with the current policy of a run, and records the results.
+    """Plays evaluation sets with the current policy of a run, and records the results."""
 
-    `args` has the fields of a `G2POConfig`; `play` plays tasks with a sampling and seeds on this rank, several times
-    inside one `rollout`; `folder` records the results.
-    """
+    args: Any  # a `G2POConfig`
+    play: Callable[..., tuple[list[Trajectory], Any]]  # plays tasks with a sampling and seeds on this rank
+    rollout: Callable[[], AbstractContextManager[None]]  # several of them are in one
+    folder: RunFolder  # records the results
+    accelerator: Accelerator
 
-    def __init__(
-        self,
-        args: Any,
-        play: Callable[..., tuple[list[Trajectory], Any]],
-        rollout: Callable[[], AbstractContextManager[None]],
-        folder: RunFolder,
-        accelerator: Accelerator,
-    ):
-        self.args, self.play, self.rollout = args, play, rollout
-        self.folder, self.accelerator = folder, accelerator
-
-    def play_all(
-        self, dataset: Iterable[dict[str, Any]], temperature: float
-    ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+    def play_all(self, dataset: Iterable[dict], temperature: float) -> tuple[list[Trajectory], list[dict[str, Any]]]:
         """Return the trajectories of an evaluation set, of all ranks, and the row of each; all ranks call it together.
 
         torch's random state is restored afterwards.
@@ -52,8 +43,7 @@ class PanelEvaluation:
         devices = [accelerator.device] if accelerator.device.type == "cuda" else []
         rows = [row for row in dataset for _ in range(args.num_generations_eval)]
         seeds = [derived_seed(args.eval_seed, number) for number in range(len(rows))][rank::num_ranks]
-        local = rows[rank::num_ranks]
-        played: list[Trajectory] = []
+        local, played = rows[rank::num_ranks], []
         with torch.random.fork_rng(devices), self.rollout():
             torch.manual_seed(args.eval_seed + rank)  # for engines that take no seeds
             for first in range(0, math.ceil(len(rows) / num_ranks), size):  # as often on every rank
@@ -96,9 +86,7 @@ def panels_by_prefix(
     return named
 
 
-def check_evaluations(
-    args: Any, eval_dataset: Dataset | Mapping[str, Dataset] | None, known_metrics: bool = True
-) -> None:
+def check_evaluations(args: Any, eval_dataset: Dataset | Mapping | None, known_metrics: bool = True) -> None:
     """Refuse names of evaluation sets that are no file names or clash, and a best metric that none reports.
 
     `known_metrics`: evaluations report `METRICS` alone. transformers would fail after the first evaluation.
@@ -112,9 +100,7 @@ def check_evaluations(
     best = args.metric_for_best_model
     if best is None or eval_dataset is None or args.eval_strategy == "no" or not known_metrics:
         return
-    metric = best if best.startswith("eval_") else f"eval_{best}"
-    is_reported = any(
-        metric.startswith(f"{prefix}_") and is_metric(metric.removeprefix(f"{prefix}_")) for prefix in prefixes
-    )
+    metric = f"eval_{best.removeprefix('eval_')}"
+    names = [metric.removeprefix(f"{prefix}_") for prefix in prefixes if metric.startswith(f"{prefix}_")]
     remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixes)}"
-    require(is_reported, "metric_for_best_model", best, remedy)
+    require(any(map(is_metric, names)), "metric_for_best_model", best, remedy)

