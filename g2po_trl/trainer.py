@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
@@ -65,7 +65,7 @@ from .runs.callbacks import (
     IterationProgressCallback,
     LogFile,
     OwnSchedule,
-    RolloutBar,
+    rollout_bar,
 )
 from .runs.checkpoint import AtomicCheckpoint, RunState, WeightCheck, load_weights
 from .runs.metrics import Summary, advantage_metrics, flat
@@ -389,8 +389,8 @@ class G2POTrainer(GRPOTrainer):
         with self._bar(description) as bar, self._policy_in_engine():
             return self.player.play(tasks, sampling or self.sampling, groups, seeds, bar)
 
-    def _bar(self, description: str) -> AbstractContextManager[RolloutBar]:
-        return closing(RolloutBar(description, self.player.max_turns, self.accelerator.is_main_process))
+    def _bar(self, description: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        return rollout_bar(description, self.player.max_turns, self.accelerator.is_main_process)
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Return a context in which the engine has the current weights, sent once for several `play` calls."""

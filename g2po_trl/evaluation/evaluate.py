@@ -29,7 +29,7 @@ from ..environments.tasks import check_task_columns, read_tasks
 from ..environments.validation import is_score
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..runs.callbacks import RolloutBar
+from ..runs.callbacks import rollout_bar
 from ..runs.metrics import summarize
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
 from ..trajectory import Trajectory, read_unfinished, write_jsonl
@@ -137,7 +137,7 @@ class PanelPlayer:
             # In the first trial a seed equals that of a training run with `eval_seed`.
             seeds = [derived_seed(seed, index, *([trial] if trial else [])) for index in indices]
             rows = [self.panel.rows[index] for index in indices]
-            with closing(RolloutBar(f"seed {seed}", player.max_turns, enabled=True)) as bar:
+            with rollout_bar(f"seed {seed}", player.max_turns, enabled=True) as bar:
                 trajectories, _ = player.play(rows, self.sampling, None, seeds, bar, record)
             failed = [part for part in zip(indices, trajectories, seeds) if part[0] not in finished]
             if not failed:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -151,18 +152,16 @@ class ClosingVerdict(TrainerCallback):
             print_line(text)
 
 
-class RolloutBar:
-    """A bar with the progress of a rollout, in turns of its longest episode, if stderr is a terminal."""
+@contextmanager
+def rollout_bar(description: str, total: int, enabled: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of turns and running episodes that shows them in a bar, if stderr is a terminal."""
+    with tqdm(total=total, desc=description, unit="turn", leave=False, disable=None if enabled else True) as bar:
 
-    def __init__(self, description: str, total: int, enabled: bool):
-        self.bar = tqdm(total=total, desc=description, unit="turn", leave=False, disable=None if enabled else True)
+        def show(done: int, live: int) -> None:
+            bar.set_postfix_str(f"{live} episodes running")
+            bar.update(done - bar.n)
 
-    def __call__(self, done: int, live: int) -> None:
-        self.bar.set_postfix_str(f"{live} episodes running")
-        self.bar.update(done - self.bar.n)
-
-    def close(self) -> None:
-        self.bar.close()
+        yield show
 
 
 def print_line(text: str) -> None:

@@ -81,13 +81,11 @@ class RunFolder:
 
     def _check_run_of(self, checkpoint: Path) -> None:
         run_id = read_description(self.path).get("run_id")
-        if run_id in (None, run_id_of(checkpoint)):
-            return
-        is_foreign = checkpoint.resolve().parent == self.path.resolve()
-        remedy = f"{self.path / FILE} describes another run: delete one of them, or pass another --output-dir"
-        require(not is_foreign, "resume_from_checkpoint", str(checkpoint), remedy)
-        if not self.is_ours:
-            ownership.check_free(self.path, None, overwrite=False)
+        is_other = run_id not in (None, run_id_of(checkpoint))
+        is_inside = checkpoint.resolve().parent == self.path.resolve()
+        is_taken = is_other and (is_inside or (not self.is_ours and bool(ownership.kept_in(self.path))))
+        remedy = f"{self.path / FILE} describes another run: pass another --output-dir"
+        require(not is_taken, "resume_from_checkpoint", str(checkpoint), remedy)
 
     def _make_room(self, overwrite: bool, description: Mapping[str, Any], resumable: Collection[str]) -> None:
         """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""

@@ -49,8 +49,8 @@ class PanelEvaluation:
             for first in range(0, math.ceil(len(rows) / num_ranks), size):  # as often on every rank
                 part = slice(first, first + size)
                 played += self.play(local[part], sampling, description="evaluation", seeds=seeds[part])[0]
-        pairs = gather_object(list(zip(played, local)))
-        return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
+        trajectories, rows = map(list, zip(*gather_object(list(zip(played, local)))))
+        return trajectories, rows
 
     def __call__(self, dataset: Dataset, prefix: str, temperature: float, step: int) -> dict[str, float]:
         """Play an evaluation set on all ranks, and return its metrics, with a prefix."""
