@@ -48,11 +48,11 @@ class IterationProgressCallback(TrainerCallback):
         seconds = f"rollout {logs['time/rollout']:.1f} s"
         if "time/update" in logs:
             seconds += f", update {logs['time/update'] + logs.get('time/logps', 0.0):.1f} s"
-        elapsed = f"elapsed {duration(self.clock() - self.started)}"
+        elapsed = f"elapsed {tqdm.format_interval(self.clock() - self.started)}"
         began, first = self._first or (0.0, step)
         if first < step < last:
             mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
-            elapsed += f", {duration((last - step) * mean)} left"
+            elapsed += f", {tqdm.format_interval((last - step) * mean)} left"
         print_line(joined([*parts, seconds, elapsed]))
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
@@ -90,10 +90,10 @@ class OwnSchedule(TrainerCallback):
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         if isinstance(lr_scheduler, LambdaLR):
-            step, schedules = lr_scheduler.last_epoch, zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
-            lr_scheduler._last_lr = [rate * factor(step) for rate, factor in schedules]
-            for group, rate in zip(lr_scheduler.optimizer.param_groups, lr_scheduler._last_lr, strict=True):
-                group["lr"] = rate
+            groups, rates = lr_scheduler.optimizer.param_groups, lr_scheduler.base_lrs
+            for group, rate, factor in zip(groups, rates, lr_scheduler.lr_lambdas, strict=True):
+                group["lr"] = rate * factor(lr_scheduler.last_epoch)
+            lr_scheduler._last_lr = [group["lr"] for group in groups]
 
 
 class CollapseStoppingCallback(TrainerCallback):
@@ -114,14 +114,14 @@ class CollapseStoppingCallback(TrainerCallback):
             return
         control.should_training_stop, control.should_save = True, args.save_strategy != "no"
         if state.is_world_process_zero:
-            least = f"less than min_valid_action_ratio={self.min_valid_action_ratio} (over {PATIENCE} log lines)"
+            least = f"less than min_valid_action_ratio={self.min_valid_action_ratio}"
             print_line(f"Stopping at step {state.global_step}: {mean:.1%} of completions had the format, {least}.")
 
 
 class ClosingVerdict(TrainerCallback):
-    """Prints the verdict of a run, if there is one, and its excluded tasks when training ends.
+    """Prints the verdict of a run once early, if there is one, and again with excluded tasks when training ends.
 
-    The verdict is printed once before, too: a run may take days. `waits`: the caller of `train` prints `text` at last.
+    `waits`: the caller of `train` prints `text` at last.
     """
 
     def __init__(self, tally: Tally, estimator_name: str, task_errors: TaskErrors):
@@ -179,14 +179,6 @@ def joined(parts: Sequence[str]) -> str:
         else:
             lines.append(f"    {part}")
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """Return "31 s", "5 min" or "2 h 5 min"."""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:

@@ -66,11 +66,6 @@ def _digest(path: Path) -> str | None:
         return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
-def run_id_of(checkpoint: str | Path) -> str | None:
-    """Return the id of a checkpoint's run; `None` for one of another trainer."""
-    return read_description(checkpoint, STATE).get("run_id")
-
-
 class RunState:
     """Saves and restores the parts of a run that have a state.
 
@@ -169,8 +164,7 @@ class AtomicCheckpoint:
     def model_files(self, folder: Path, is_main: bool, wait: Callable[[], None]) -> Iterator[Path]:
         """Yield a folder to write a model into: that of the open checkpoint, or one whose files are then moved.
 
-        Files in `folder` are never half written. Weights are moved last, and after them their index. `wait` waits for
-        the other ranks if they write, too.
+        Weights are moved last, and after them their index. `wait` waits for the other ranks if they write, too.
         """
         if self.is_open:
             yield folder
@@ -284,12 +278,12 @@ class WeightCheck(TrainerCallback):
 
     def check(self, folder: str | Path) -> None:
         """Refuse the model unless it has the digests in a checkpoint. All ranks call it together."""
-        self._compare(read_description(folder, STATE).get("digests", {}), str(folder))
+        self._compare(read_description(folder, STATE).get("digests", {}), folder)
 
-    def _compare(self, wanted: Mapping[str, str], folder: str) -> None:
+    def _compare(self, wanted: Mapping[str, str], folder: str | Path) -> None:
         self._frozen = {}
         found = self.state_dict() if wanted else {}
         differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
         which = f"{len(differing)} of {len(wanted)} parameters ({', '.join(differing[:3])})"
         remedy = f"{which} are not those of then: use its files, base model and version of transformers"
-        require(not differing, "resume_from_checkpoint", folder, remedy)
+        require(not differing, "resume_from_checkpoint", str(folder), remedy)

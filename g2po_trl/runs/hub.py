@@ -15,8 +15,7 @@ from ..utils.json import atomic_write
 from .ownership import LOCK, STAGING, SUPERSEDED
 
 # Not for the Hub: every prompt and completion of a run, the tasks it is judged by, checkpoints that are not complete
-# or not continued, and transformers' pickle of all arguments, tokens included. The other checkpoints are pushed as
-# `hub_strategy` says.
+# or not continued, and transformers' pickle of all arguments, tokens included.
 _NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", f"{SUPERSEDED}checkpoint-*/", LOCK)
 _NOT_PUSHED += ("view*.html", "view*-data/", "training_args.bin")
 

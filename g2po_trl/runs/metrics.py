@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from math import isnan, nan
 from operator import attrgetter
 from typing import Any
@@ -86,7 +87,7 @@ class Summary:
     def of(cls, trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> Summary:
         """Return the sums of episodes. `task_types`: type of each one's task, for success by type, or `None`."""
         summary = cls()
-        for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
+        for trajectory, kind in zip(trajectories, task_types or repeat(None)):
             summary._add(trajectory, kind)
         return summary
 

@@ -41,9 +41,7 @@ action = agent.act("the first observation")  # with the prompts and settings of 
 
 `g2po play --model {where}` and `g2po evaluate --model {where}` play its environment.
 
-## Settings
-
-Those that differ from the defaults:
+## Settings that differ from the defaults
 
 | field | value |
 |---|---|
@@ -63,7 +61,7 @@ def card_of(
     where = trainer.hub_model_id or args.hub_model_id or args.output_dir
     name = model_name or Path(args.output_dir).name
     facts = {"Training tasks": f"{len(trainer.train_dataset)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
-    if is_peft_model(model):
+    if is_adapter := is_peft_model(model):
         adapter = model.active_peft_config
         parts = {"rank": getattr(adapter, "r", None), "alpha": getattr(adapter, "lora_alpha", None)}
         shown = [f"{name} {value}" for name, value in parts.items() if value is not None]
@@ -84,7 +82,7 @@ def card_of(
         settings=table_of(settings),
         versions=", ".join(f"{name} {number}" for name, number in installed_versions().items()),
     )
-    library = "peft" if is_peft_model(model) else "transformers"
+    library = "peft" if is_adapter else "transformers"
     data = ModelCardData(base_model=base if on_hub else None, library_name=library, model_name=name, tags=list(tags))
     return ModelCard(f"---\n{data}\n---\n\n{content}")
 

@@ -20,7 +20,7 @@ from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import require
 from . import ownership
-from .checkpoint import check_files, find_checkpoint, run_id_of
+from .checkpoint import STATE, check_files, find_checkpoint
 from .iterations import load_evaluations
 from .ownership import FILE, SUPERSEDED, checkpoints_in, named, read_description, step_of
 from .run_json import identity_of, read_run, with_relative_files
@@ -80,8 +80,8 @@ class RunFolder:
             self._lock.release()
 
     def _check_run_of(self, checkpoint: Path) -> None:
-        run_id = read_description(self.path).get("run_id")
-        is_other = run_id not in (None, run_id_of(checkpoint))
+        run_ids = read_description(self.path).get("run_id"), read_description(checkpoint, STATE).get("run_id")
+        is_other = run_ids[0] not in (None, run_ids[1])
         is_inside = checkpoint.resolve().parent == self.path.resolve()
         is_taken = is_other and (is_inside or (not self.is_ours and bool(ownership.kept_in(self.path))))
         remedy = f"{self.path / FILE} describes another run: pass another --output-dir"
@@ -95,9 +95,9 @@ class RunFolder:
             remedy = f"it holds a run without a checkpoint ({named(kept)}); pass --overwrite, or another --output-dir"
             require(overwrite or starts_again, "output_dir", str(self.path), remedy)
             model = Path(description.get("model") or "/").resolve()
-            remedy = f"overwrite would delete it with output_dir={str(self.path)!r}; pass another --output-dir"
             is_inside = model.exists() and model.is_relative_to(self.path.resolve())
-            require(not is_inside, "model_name_or_path", description.get("model"), remedy)
+            remedy = f"overwrite would delete it with output_dir={str(self.path)!r}; pass another --output-dir"
+            require(not is_inside, "model_name_or_path", str(model), remedy)
             why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"
             print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)
         ownership.delete_run(self.path)
@@ -106,7 +106,7 @@ class RunFolder:
         """Continue the run of a checkpoint, after `load_state_dict`, from its step; `None`: begin this one."""
         shutil.rmtree(self.path / ownership.STAGING, ignore_errors=True)
         if checkpoint is not None:
-            self.run_id = run_id_of(checkpoint)
+            self.run_id = read_description(checkpoint, STATE)["run_id"]
             self.evaluations = [entry for entry in self.evaluations if entry["step"] <= step]
 
     def leave_behind(self, step: int, iteration: int) -> None:

@@ -137,10 +137,8 @@ def _place(value: Any) -> str | None:
     """Return module or file and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     loaded = sys.modules.get(module)
-    if name in (None, "<lambda>"):
-        name = next(
-            (variable for variable, one in list((vars(loaded) if loaded else {}).items()) if one is value), None
-        )
+    if loaded and name in (None, "<lambda>"):
+        name = next((variable for variable, one in list(vars(loaded).items()) if one is value), None)
     if module == "__main__" or (loaded is not None and not loaded.__package__):  # a file, not part of a package
         module = getattr(loaded, "__file__", None) and str(Path(loaded.__file__).resolve())  # a notebook has none
     return f"{module}:{name}" if module and name and name.isidentifier() else None

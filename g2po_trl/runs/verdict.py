@@ -66,8 +66,7 @@ class Tally(Counter):
     @property
     def acts(self) -> bool:
         """Whether actions may have had an effect: else nothing is known of the environment's states."""
-        few_valid = self["valid"] < ALMOST_NONE * self["completions"]
-        return not few_valid and self["admissible"] >= ALMOST_NONE * self["listed"]
+        return not (Cause.NO_FORMAT.holds(self) or Cause.NOT_LISTED.holds(self))
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
@@ -77,16 +76,6 @@ class Tally(Counter):
         """Restore the counts that `state_dict` returned; without any, begin again."""
         self.clear()
         self.update(state)
-
-
-class Finding(NamedTuple):
-    """What was seen, without a full stop, and what to do; as text, a paragraph."""
-
-    seen: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.seen}. {self.remedy}"
 
 
 class Cause(Enum):
@@ -152,12 +141,22 @@ class Cause(Enum):
         self.holds, self.wording = holds, (text, remedy)
 
 
-# Of an environment, the first to correct first.
-FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Cause.NO_REWARD)
+FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Cause.NO_REWARD)  # of an environment
 
 
-def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
-    """Return why a run had nothing to learn from, or `None`."""
+class Finding(NamedTuple):
+    """Why a run had nothing to learn from: what was seen, without a full stop, and what to do; as text, both."""
+
+    cause: Cause
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.seen}. {self.remedy}"
+
+
+def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
+    """Return why a run had nothing to learn from and what to do next, or `None`."""
     if not tally["episodes"]:
         return None
     row = row_of(estimator)
@@ -168,13 +167,8 @@ def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
         causes += [Cause.EQUAL_REWARDS] if compares or tally["successes"] in (0, tally["counted"]) else []
     elif compares == "steps" and not estimator.startswith(_EPISODES_ALONE):
         causes.append(Cause.NEVER_COMPARED)
-    return next((cause for cause in causes if cause.holds(tally)), None)
-
-
-def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
-    """Return why a run had nothing to learn from and what to do next, or `None`."""
-    cause = reason_of(tally, estimator)
-    return cause and Finding(cause.wording[0].format(**tally), cause.wording[1])
+    found = (cause for cause in causes if cause.holds(tally))
+    return next((Finding(cause, cause.wording[0].format(**tally), cause.wording[1]) for cause in found), None)
 
 
 def verdict_of(

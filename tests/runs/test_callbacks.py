@@ -73,9 +73,9 @@ def test_the_time_that_is_left(capsys):
         clock.now += 100.0
         state.global_step = step + 1
         if step % 2:
-            line.on_log(None, state, None, {"episode/success_rate": 0.5, "time/update": 1.0})
+            line.on_log(None, state, None, {"episode/success_rate": 0.5, "time/rollout": 1.0})
     ends = [text.rpartition(" | ")[2] for text in capsys.readouterr().out.splitlines()]
-    assert ends == ["elapsed 1 h 3 min, 7 min left", "elapsed 1 h 7 min, 3 min left", "elapsed 1 h 10 min"]
+    assert ends == ["elapsed 1:03:20, 06:40 left", "elapsed 1:06:40, 03:20 left", "elapsed 1:10:00"]
 
 
 def test_the_update_joins_its_rollout():

@@ -9,7 +9,7 @@ from letter_environment import LetterEnvironment
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.rollout.failing_tasks import TaskErrors
 from g2po_trl.runs.callbacks import ClosingVerdict
-from g2po_trl.runs.verdict import FAULTS, Cause, Tally, reason_of, verdict
+from g2po_trl.runs.verdict import FAULTS, Cause, Tally, verdict
 
 
 def episode(won=False, states="abc", reward=None, outcome=None, reason=None, **facts):
@@ -47,34 +47,29 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
     ],
 )
 def test_what_is_said(groups, reason):
-    tally = Tally.of(groups)
-    assert reason_of(tally) is reason
-    assert reason is None or verdict(tally).remedy == reason.wording[1]
+    found = verdict(Tally.of(groups))
+    assert found is reason is None or (found.cause, found.remedy) == (reason, reason.wording[1])
 
 
 @pytest.mark.parametrize(
-    ("groups", "estimator", "reason"),
+    ("groups", "replaced", "estimator", "reason"),
     [
-        ([ALONE], "g2po without A_EC", Cause.NEVER_COMPARED),
-        ([ALONE], "gigpo, value_lambda 0.5", Cause.NEVER_COMPARED),
-        ([ALONE], "g2po without A_NC and A_EC", None),  # A_EP alone is left
-        ([ALONE], "grpo", None),
-        ([ALONE], "my_advantages", None),
-        ([WON, LOST], "rloo", Cause.EQUAL_REWARDS),
-        ([WON, LOST], "ppo", None),
-        ([LOST, LOST], "ppo", Cause.NO_REWARD),
+        ([ALONE], [], "g2po without A_EC", Cause.NEVER_COMPARED),
+        ([ALONE], [], "gigpo, value_lambda 0.5", Cause.NEVER_COMPARED),
+        ([ALONE], [], "g2po without A_NC and A_EC", None),  # A_EP alone is left
+        ([ALONE], [], "grpo", None),
+        ([ALONE], [], "my_advantages", None),
+        ([WON, LOST], [], "rloo", Cause.EQUAL_REWARDS),
+        ([WON, LOST], [], "ppo", None),
+        ([LOST, LOST], [], "ppo", Cause.NO_REWARD),
+        ([LOST], LOST, "g2po", Cause.NO_REWARD),  # groups that were replaced are not forgotten
+        ([LOST], WON, "g2po", Cause.EQUAL_REWARDS),
+        ([WON], LOST, "g2po", Cause.EQUAL_REWARDS),
     ],
 )
-def test_estimators_learn_from_different_things(groups, estimator, reason):
-    assert reason_of(Tally.of(groups), estimator) is reason
-
-
-@pytest.mark.parametrize(
-    ("group", "replaced", "reason"),
-    [(LOST, LOST, Cause.NO_REWARD), (LOST, WON, Cause.EQUAL_REWARDS), (WON, LOST, Cause.EQUAL_REWARDS)],
-)
-def test_groups_that_were_replaced_are_not_forgotten(group, replaced, reason):
-    assert reason_of(Tally.of([group], replaced)) is reason
+def test_estimators_learn_from_different_things_and_of_replaced_groups(groups, replaced, estimator, reason):
+    found = verdict(Tally.of(groups, replaced), estimator)
+    assert (found and found.cause) is reason
 
 
 @pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
@@ -115,8 +110,8 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     assert "0 of 32 actions" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def pair(first, second, **facts):
-    return [episode(states=first, **facts), episode(states=second, **facts)]
+def pair(*states, **facts):
+    return [episode(states=one, **facts) for one in states]
 
 
 GOOD = pair("ab", "ac", won=True)
@@ -144,7 +139,7 @@ def test_faults_of_the_environment_come_in_their_order(groups, faults):
 
 def test_of_a_model_whose_actions_have_no_effect_the_states_say_nothing():
     """It stays in the first state of any environment."""
-    tally = Tally(episodes=8, groups=1, single_states=1, completions=40, valid=40, listed=40)
-    assert reason_of(tally) is Cause.NOT_LISTED
+    tally = Tally(episodes=8, groups=1, single_states=1, completions=40, valid=40, listed=40, admissible=0)
+    assert verdict(tally).cause is Cause.NOT_LISTED
     tally["admissible"] = 20
-    assert reason_of(tally) is Cause.SINGLE_STATE
+    assert verdict(tally).cause is Cause.SINGLE_STATE
