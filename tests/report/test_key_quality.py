@@ -21,18 +21,6 @@ def examined(*iterations, gamma=0.5):
     return keys.examine(*keys.measure(runs, graphs))
 
 
-def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErrors:
-    """One prediction a group; what is not given is as at λ = 1."""
-    table = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
-    return LeftOutErrors(table, np.full(len(table), visits), np.arange(len(table)), len(table))
-
-
-def examined_errors(errors: LeftOutErrors, hidden: float = 0.0):
-    """`hidden`: the share of next values' spread that is among steps of the same action."""
-    spread = np.tile([hidden, 1.0], (len(errors.errors), 1))
-    return keys.examine(errors, spread)
-
-
 def test_the_table_by_hand():
     """x leads to h, and so does y. Left out, x is predicted by the other x alone (λ = 1) or by h (λ = 0)."""
     group = [episode("xh", 8.0), episode("xh", 0.0), episode("yh", 8.0), episode("z", 0.0)]
@@ -120,17 +108,20 @@ def test_actions_tell_that_keys_hide_something():
     ],
 )
 def test_findings_and_advice(columns, hidden, visits, value_lambda, finding):
-    found = examined_errors(errors_of({1.0: [10] * 9, **columns}, visits=visits), hidden)
+    """One prediction a group, of errors at each λ; others are as at 1. `hidden`: the share of the same action."""
+    table = np.column_stack([columns.get(one, [10] * 9) for one in LAMBDAS]).astype(float)
+    errors = LeftOutErrors(table, np.full(9, visits), np.arange(9), 9)
+    found = keys.examine(errors, np.tile([hidden, 1.0], (9, 1)))
     told, advice = keys.in_short(found)
     assert found["value_lambda"] == value_lambda and finding in told
     assert ("--value-lambda" in advice) == (value_lambda < 1 and "right" in finding)
 
 
 def write(run, groups, iterations=1):
+    played = [trajectory for group in groups for trajectory in group]
     for number in range(1, iterations + 1):
-        played = [trajectory for group in groups for trajectory in group]
-        write_jsonl(run / "trajectories" / f"train-{number:06d}-rank0.jsonl", played[::2])
-        write_jsonl(run / "trajectories" / f"train-{number:06d}-rank1.jsonl", played[1::2])
+        for rank in (0, 1):
+            write_jsonl(run / "trajectories" / f"train-{number:06d}-rank{rank}.jsonl", played[rank::2])
 
 
 @pytest.mark.parametrize(
@@ -139,10 +130,7 @@ def write(run, groups, iterations=1):
         ([[episode("abab", 8.0, f"t{n}")] for n in range(3)], "No state was visited by two episodes of a group"),
         ([[episode("aba", 0.0, f"t{n}")] * 4 for n in range(3)], "Too little data to test"),
         ([[episode("abc", 8.1, f"t{n}")] * 5 for n in range(9)], "Too little data to test"),
-        (
-            [[episode("ab", 8.0, "t", outcome) for outcome in ("error", "lost")]],
-            "No episode with a result took a step.",
-        ),
+        ([[episode("ab", 8.0, "t", one) for one in ("error", "lost")]], "No episode with a result took a step."),
         ([[episode("ab", 8.0), episode("ab", 0.0), episode("ab", 0.0, outcome="lost")]], "Too little data to test"),
     ],
     ids=["groups of one", "no success", "all the same", "errors", "few"],
@@ -160,9 +148,8 @@ def test_the_report_takes_the_runs_gamma(tmp_path):
     groups = [[episode(rng.choices("abc", k=4), 8.0 * rng.randrange(2), f"t{n}") for _ in range(6)] for n in range(12)]
     write(tmp_path, groups, iterations=3)
     (tmp_path / "run.json").write_text(json.dumps({"trainer": {"gamma": 1.0}}))
-    main([str(tmp_path), "--details"])
-    read = json.loads((tmp_path / "report" / "analysis.json").read_text())
-    main([str(tmp_path), "--gamma", "0.5", "--output", str(tmp_path / "other")])
-    other = json.loads((tmp_path / "other" / "analysis.json").read_text())
-    before, after = (of["prediction"]["all"]["mean_squared_error"][0] for of in (read, other))
-    assert 0 < after < before / 2 and other["gamma"] == 0.5
+    for output, flags in (("own", []), ("other", ["--gamma", "0.5"])):
+        main([str(tmp_path), "--output", str(tmp_path / output), *flags])
+    own, other = (json.loads((tmp_path / output / "analysis.json").read_text()) for output in ("own", "other"))
+    before, after = (of["prediction"]["all"]["mean_squared_error"][0] for of in (own, other))
+    assert 0 < after < before / 2 and (own["gamma"], other["gamma"]) == (1.0, 0.5)

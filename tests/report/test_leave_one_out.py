@@ -7,13 +7,7 @@ import pytest
 from letter_graphs import episode, random_walks
 
 from g2po_trl import StateGraph, Step, Trajectory
-from g2po_trl.report.key_quality import (
-    LAMBDAS,
-    best_lambda,
-    hidden_share,
-    left_out_errors,
-    same_action_spread,
-)
+from g2po_trl.report.key_quality import LAMBDAS, best_lambda, hidden_share, left_out_errors, same_action_spread
 
 
 @pytest.mark.parametrize("seed", range(10))

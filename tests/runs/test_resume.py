@@ -25,108 +25,89 @@ from g2po_trl.runs.verdict import Tally
 from g2po_trl.update.iteration import Iteration
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
+SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 
-def start(model, output, resume, log, **environment):
-    return programs.start(SCRIPT, model, output, resume, stdout=log.name, env={**os.environ, **environment})
+@pytest.fixture(scope="module")
+def start(tiny_model_dir):
+    """Start the script with an output folder; what it prints is in `log` beside it."""
+
+    def start(run, resume="auto", **environment):
+        log, env = run.parent / "log", {**os.environ, **environment}
+        return programs.start(SCRIPT, tiny_model_dir, run, resume, stdout=log, env=env)
+
+    return start
 
 
-def finish(process, log_path):
-    assert process.wait(timeout=240) == 0, log_path.read_text()[-3000:]
+def ended(process, run, *codes):
+    code = process.wait(timeout=240)
+    assert code in (codes or [0]), (run.parent / "log").read_text()[-3000:]
+    return code
 
 
-def kill_after(process, checkpoint, seconds, log_path):
+def killed_after(process, run, step, seconds):
     """SIGKILL `seconds` after the checkpoint appeared; returns whether the run was still on."""
     deadline = time.monotonic() + 240
-    while not checkpoint.exists() and process.poll() is None:
+    while not (run / f"checkpoint-{step}").exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
     time.sleep(seconds)
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
-    code = process.wait()
-    assert code in (0, -signal.SIGKILL), log_path.read_text()[-3000:]
-    return code != 0
+    return ended(process, run, 0, -signal.SIGKILL) != 0
+
+
+def written(run):
+    """The model, the evaluations and the log without times; transformers' mean loss begins anew with a process."""
+    state = json.loads((run / "checkpoint-24" / "trainer_state.json").read_text())
+    logs = [{k: v for k, v in one.items() if "time" not in k and "loss" not in k} for one in state["log_history"]]
+    weights = {name: one.tolist() for name, one in load_file(run / "model.safetensors").items()}
+    return weights, (run / "evaluations.jsonl").read_text(), logs
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, tiny_model_dir):
-    output = tmp_path_factory.mktemp("uninterrupted")
-    with (output / "log").open("w") as log:
-        finish(start(tiny_model_dir, output / "run", "auto", log), output / "log")
-    return output / "run"
+def uninterrupted(tmp_path_factory, start):
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    ended(start(run), run)
+    return run
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_killed_again_and_again_and_continued(uninterrupted, tmp_path, tiny_model_dir, times):
-    run, rng, kills = tmp_path / "run", random.Random(0), []
-    with (tmp_path / "log").open("a") as log:
-        newest = 0
-        for _ in range(times):
-            step = newest + rng.randint(1, 3)
-            process = start(tiny_model_dir, run, "auto", log)
-            moment = rng.uniform(0, 0.25)  # saving, rolling out, updating: whatever it does then
-            if kill_after(process, run / f"checkpoint-{step}", moment, tmp_path / "log"):
-                checkpoints = sorted(int(p.name.split("-")[1]) for p in run.glob("checkpoint-*"))
-                newest = checkpoints[-1]
-                kills.append((step, round(moment, 3), newest))
-                assert newest >= step
-        assert len(kills) == times, kills
-        finish(start(tiny_model_dir, run, "auto", log), tmp_path / "log")
-    print("killed at (awaited checkpoint, seconds after, newest checkpoint):", kills)
-    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+def test_killed_again_and_again_and_continued(uninterrupted, start, tmp_path, times):
+    run, rng, newest = tmp_path / "run", random.Random(0), 0
+    for _ in range(times):
+        step, moment = newest + rng.randint(1, 3), rng.uniform(0, 0.25)  # saving, rolling out, updating: whatever
+        assert killed_after(start(run), run, step, moment)
+        newest = max(int(path.name.split("-")[1]) for path in run.glob("checkpoint-*"))
+        assert newest >= step
+    ended(start(run), run)
+    assert written(run) == written(uninterrupted)
     assert (tmp_path / "log").read_text().count("Resuming from") == times
 
-    def evaluations(folder):
-        return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
 
-    assert evaluations(run) == evaluations(uninterrupted)
-    # transformers' mean loss of a log line begins anew with the process
-    logs = [
-        [
-            {name: value for name, value in entry.items() if "time" not in name and "loss" not in name}
-            for entry in json.loads((folder / "checkpoint-24" / "trainer_state.json").read_text())["log_history"]
-        ]
-        for folder in (run, uninterrupted)
-    ]
-    assert logs[0] == logs[1]
-
-
-def test_killed_while_it_saves(uninterrupted, tmp_path, tiny_model_dir):
+def test_killed_while_it_saves(uninterrupted, start, tmp_path):
     """A checkpoint that was not finished has no checkpoint's name, and the run goes on from the one before."""
     run = tmp_path / "run"
-    with (tmp_path / "log").open("a") as log:
-        process = start(tiny_model_dir, run, "auto", log, KILL_WHEN_SAVING="5")
-        assert process.wait(timeout=240) == -signal.SIGKILL
-        assert (run / STAGING / "checkpoint-5" / "model.safetensors").is_file()
-        assert sorted(path.name for path in run.glob("checkpoint-*")) == [
-            "checkpoint-2",
-            "checkpoint-3",
-            "checkpoint-4",
-        ]
-        finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
+    ended(start(run, KILL_WHEN_SAVING="5"), run, -signal.SIGKILL)
+    assert (run / STAGING / "checkpoint-5" / "model.safetensors").is_file()
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == [f"checkpoint-{step}" for step in (2, 3, 4)]
+    ended(start(run, "latest"), run)
     assert not (run / STAGING / "checkpoint-5").exists()
-    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert written(run) == written(uninterrupted)
 
 
-def test_a_finished_run_is_not_trained_further(uninterrupted, tmp_path, tiny_model_dir):
-    run = tmp_path / "run"
-    shutil.copytree(uninterrupted, run)
-    with (tmp_path / "log").open("a") as log:
-        finish(start(tiny_model_dir, run, "latest", log, MAX_STEPS="22"), tmp_path / "log")
-        finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
-    assert not (run / "checkpoint-25").exists() and (run / "checkpoint-24").exists()
-    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+def test_a_finished_run_is_not_trained_further(uninterrupted, start, tmp_path):
+    run = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    ended(start(run, "latest", MAX_STEPS="22"), run)
+    ended(start(run, "latest"), run)
+    assert not (run / "checkpoint-25").exists()
+    assert written(run) == written(uninterrupted)
 
 
 def test_epochs_have_orders_of_their_own(uninterrupted):
     """Three epochs of four iterations: all tasks in each, in another order."""
-    tasks = []
-    for path in sorted((uninterrupted / "trajectories").glob("train-*.jsonl")):
-        tasks.append([json.loads(line)["task_id"] for line in path.read_text().splitlines()][::4])
+    files = sorted((uninterrupted / "trajectories").glob("train-*.jsonl"))
+    tasks = [[json.loads(line)["task_id"] for line in path.open()][::4] for path in files]
     epochs = [sum(tasks[i : i + 4], []) for i in range(0, 12, 4)]
     assert len(tasks) == 12 and all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
@@ -169,10 +150,9 @@ def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
 def test_which_checkpoint(tmp_path):
     for nothing in (None, False, "auto", "false"):
         assert find_checkpoint(nothing, tmp_path) is None
-    with refused("resume_from_checkpoint"):
-        find_checkpoint("latest", tmp_path)
-    with refused("resume_from_checkpoint"):
-        find_checkpoint(str(tmp_path / "nowhere"), tmp_path)
+    for missing in ("latest", str(tmp_path / "nowhere")):
+        with refused("resume_from_checkpoint"):
+            find_checkpoint(missing, tmp_path)
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
@@ -185,10 +165,9 @@ def test_which_checkpoint(tmp_path):
 
 
 def test_a_file_that_is_cut_or_changed_is_named_with_the_checkpoint_before(make_trainer, tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 1}
-    make_trainer(max_steps=2, **options).train()
+    make_trainer(max_steps=2, **SAVED).train()
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    trainer = make_trainer(max_steps=3, **options)
+    trainer = make_trainer(max_steps=3, **SAVED)
     for file in sorted({*checkpoint.iterdir()} - {checkpoint / "file_digests.json"}):
         whole = file.read_bytes()
         middle = len(whole) // 2
@@ -213,23 +192,21 @@ def test_the_oldest_checkpoints_go_by_their_steps(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30"]
 
 
-def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
-    make_trainer(max_steps=1, save_strategy="steps").train()
+def test_a_run_on_other_tasks_or_without_its_optimizer_is_not_continued(make_trainer, tmp_path):
+    make_trainer(max_steps=1, **SAVED).train()
+    checkpoint = tmp_path / "out" / "checkpoint-1"
     other = Dataset.from_list([{"seed": seed} for seed in range(8, 16)])
     with refused("resume_from_checkpoint"):
-        make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
-    assert (tmp_path / "out" / "checkpoint-1").is_dir()
-    for path in (tmp_path / "out" / "checkpoint-1").glob("rng_state*.pth"):  # as save_only_model leaves it
+        make_trainer(dataset=other, max_steps=2, **SAVED).train(resume_from_checkpoint=True)
+    for path in (checkpoint / "file_digests.json", *checkpoint.glob("rng_state*.pth")):  # as save_only_model leaves it
         path.unlink()
     with refused("resume_from_checkpoint"):
-        make_trainer(max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
+        make_trainer(max_steps=2, **SAVED).train(resume_from_checkpoint="auto")
 
 
 def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(make_trainer, tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 1, "eval_dataset": TASKS}
-
     def evaluated(max_steps):
-        trainer = make_trainer(**options, max_steps=max_steps)
+        trainer = make_trainer(max_steps=max_steps, eval_dataset=TASKS, **SAVED)
         trainer.train(resume_from_checkpoint="auto")
         trainer.evaluate()
         return [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
@@ -244,7 +221,7 @@ def test_a_run_that_is_resumed_keeps_its_date(make_trainer, tiny_model_dir, tmp_
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     tokenizer.chat_template = "{{ strftime_now('%Y') }} " + tokenizer.chat_template
     options = {"model": AutoModelForCausalLM.from_pretrained(tiny_model_dir), "processing_class": tokenizer}
-    options |= {"save_strategy": "steps", "save_steps": 1}
+    options |= SAVED
     make_trainer(max_steps=1, chat_template_kwargs={"strftime_now": "2001-02-03"}, **options).train()
     resumed = make_trainer(max_steps=2, **options)
     resumed.train(resume_from_checkpoint="auto")

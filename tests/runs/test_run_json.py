@@ -1,9 +1,9 @@
 """`run.json`: what is written into it."""
 
-import functools
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +19,22 @@ from g2po_trl.environments.setup import agent_factory
 from g2po_trl.runs.run_json import describe_object, describe_prompt, identity_of, load_object, load_prompt
 
 
-def test_arguments_of_an_environment_are_described_by_name():
-    """Evaluation takes `--environment-options` by name, and would lose what has none."""
-    described = describe_object(functools.partial(RemoteEnvironment, ["http://there:8000"], timeout=5.0))
-    assert described["kwargs"] == {"base_urls": ["http://there:8000"], "timeout": 5.0} and "args" not in described
-    assert describe_object(functools.partial(Path, "x"))["args"] == ["x"]
-    described = describe_object(functools.partial(Sampling, top_p=np.float64(0.5), stop_sequences=("a", Path("b"))))
-    assert described["kwargs"] == {"top_p": 0.5, "stop_sequences": ["a", "b"]}, "else a run would have no environment"
+@pytest.mark.parametrize(
+    ("bound", "kwargs"),
+    [
+        (partial(RemoteEnvironment, ["there"]), {"base_urls": ["there"]}),  # as `--environment-options` takes it
+        (partial(Sampling, np.float64(0.5), 1.0), {"temperature": 0.5, "top_p": 1.0}),
+        (partial(partial(Sampling, 0.5), stop_sequences=("a",)), {"temperature": 0.5, "stop_sequences": ["a"]}),
+    ],
+)
+def test_arguments_are_described_by_name_as_plain_data(bound, kwargs):
+    described = json.loads(json.dumps(describe_object(bound)))
+    assert described["kwargs"] == load_object(described).keywords == kwargs and "args" not in described
 
 
 def test_what_cannot_be_written_down_is_not():
-    assert describe_object(lambda: None) is None
-    assert describe_object(functools.partial(Path, object())) is None
-    described = describe_object(functools.partial(functools.partial(Sampling, top_p=0.5), temperature=0.0))
-    assert described == {"import": "g2po_trl.engines.sampling:Sampling", "kwargs": {"top_p": 0.5, "temperature": 0.0}}
-    assert load_object(json.loads(json.dumps(described)))() == Sampling(0.0, 0.5)
-
-
-def test_what_a_prompt_shows_of_an_observation_is_found_again():
-    described = json.loads(json.dumps(describe_prompt(SOKOBAN_COMPACT_PROMPT)))
-    (message,) = load_prompt(described).messages("# #\nyou+1+1", admissible_actions=["up"])
-    assert message["content"] == "up\nyou+1+1"
+    assert describe_object(lambda: None) is describe_object(partial(Path, object())) is None
+    assert describe_object(partial(Path, Path("x")))["args"] == ["x"]
 
 
 LOCAL = describe_prompt(replace(SOKOBAN_COMPACT_PROMPT, show_observation=lambda text: text[:5]))
@@ -69,12 +64,16 @@ class Counted(Loud):
 """
 
 
-def test_a_prompt_of_a_subclass_is_found_again_or_refused(tmp_path):
+def read_again(template):
+    return load_prompt(json.loads(json.dumps(describe_prompt(template))))
+
+
+def test_a_prompt_with_functions_or_of_a_subclass_is_found_again_or_refused(tmp_path):
     """Its fields alone would be a prompt that the model was not trained with."""
     (tmp_path / "prompt_of_this_test.py").write_text(SUBCLASSES)
     loud = load(f"{tmp_path}/prompt_of_this_test.py:Loud")("{observation}", "x", end="?")
-    described = json.loads(json.dumps(describe_prompt(loud)))
-    assert load_prompt(described) == loud and load_prompt(described).messages("hall")[0]["content"] == "HALL?"
+    assert read_again(SOKOBAN_COMPACT_PROMPT) == SOKOBAN_COMPACT_PROMPT
+    assert read_again(loud) == loud and read_again(loud).messages("hall")[0]["content"] == "HALL?"
 
     class Local(PromptTemplate):
         pass
@@ -82,7 +81,7 @@ def test_a_prompt_of_a_subclass_is_found_again_or_refused(tmp_path):
     counted = load(f"{tmp_path}/prompt_of_this_test.py:Counted")
     for template in (Local("{observation}", "x"), counted("{observation}", "x")):
         with refused("prompt.class"):
-            load_prompt(json.loads(json.dumps(describe_prompt(template))))
+            read_again(template)
 
 
 def test_a_name_of_the_current_folder_is_found_from_any_other(tmp_path, monkeypatch):

@@ -4,19 +4,14 @@ import pytest
 import torch
 from families import FAMILIES
 from letter_trainer import TASKS, flat_weights
+from peft import LoraConfig
 from refusals import refused
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from g2po_trl.runs.checkpoint import WeightCheck, load_weights
 
-RENAMED = (
-    "Qwen3 MoE",
-    "Qwen2.5-VL",
-    "GPT-OSS",
-    "Mixtral",
-    "Gemma-3, images",
-    "Qwen2",
-)  # by the Hub's names, but Qwen2
+RENAMED = ("Qwen3 MoE", "Qwen2.5-VL", "GPT-OSS", "Mixtral", "Gemma-3, images", "Qwen2")  # on the Hub, but Qwen2
 SAVED = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "learning_rate": 1e-2, "beta": 0.0}
 SAVED |= {"lr_scheduler_type": "constant", "max_prompt_length": 300, "router_aux_loss_coef": 0}
 
@@ -51,11 +46,11 @@ def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, fami
     assert torch.equal(flat_weights(finished), flat_weights(whole))
     best = {
         "load_best_model_at_end": True,
+        "metric_for_best_model": "turns",
         "eval_strategy": "steps",
         "eval_steps": 1,
-        "eval_dataset": TASKS.select([0]),
     }
-    chosen = run("best", 2, metric_for_best_model="turns", **best)
+    chosen = run("best", 2, eval_dataset=TASKS.select([0]), **best)
     chosen.weight_check.check(chosen.state.best_model_checkpoint)
 
 
@@ -74,9 +69,6 @@ def test_weights_that_were_changed_are_refused_by_name(make_trainer, tmp_path):
 
 
 def test_another_base_of_an_adapter_is_refused(make_trainer, tiny_model_dir):
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM
-
     adapter = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
     make_trainer(max_steps=1, **adapter, **SAVED).train()
     base = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
@@ -86,15 +78,14 @@ def test_another_base_of_an_adapter_is_refused(make_trainer, tiny_model_dir):
         make_trainer(model=base, max_steps=2, **adapter, **SAVED).train(resume_from_checkpoint="auto")
 
 
-def test_layers_that_are_trained_later_are_in_the_digest(make_trainer, tmp_path):
+def test_layers_that_are_trained_later_are_in_the_digest(make_trainer):
     """As a callback that unfreezes them leaves it: a digest of before would refuse the checkpoint."""
-    from transformers import TrainerCallback
 
     class Unfreeze(TrainerCallback):
         def on_step_begin(self, args, state, control, model=None, **_):
             model.model.norm.requires_grad_(state.global_step > 0)
 
-    options = {**SAVED, "learning_rate": 1e-2, "callbacks": [Unfreeze()]}
+    options = {**SAVED, "callbacks": [Unfreeze()]}
     make_trainer(max_steps=2, **options).train()
     trainer = make_trainer(max_steps=3, **options)
     trainer.train(resume_from_checkpoint="auto")
