@@ -20,8 +20,7 @@ from .metrics import METRICS
 from .output_dir import RunFolder
 from .verdict import Cause, Tally, verdict
 
-EARLY_VERDICT = 5  # iterations
-PATIENCE = 5  # log lines without the format
+EARLY_VERDICT, PATIENCE = 5, 5  # iterations, and log lines without the format
 
 
 class IterationProgressCallback(TrainerCallback):
@@ -65,10 +64,7 @@ class IterationProgressCallback(TrainerCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes each log entry to log.jsonl at once, since trainer_state.json is written with checkpoints only.
-
-    A resumed run replaces the entries logged after its checkpoint.
-    """
+    """Writes each log entry to log.jsonl at once; a resumed run replaces those after its checkpoint."""
 
     def __init__(self, folder: RunFolder):
         self.folder, self._writes = folder, False
@@ -119,10 +115,7 @@ class CollapseStoppingCallback(TrainerCallback):
 
 
 class ClosingVerdict(TrainerCallback):
-    """Prints the verdict of a run once early, if there is one, and again with excluded tasks when training ends.
-
-    `waits`: the caller of `train` prints `text` at last.
-    """
+    """Prints the verdict of a run once early, and with excluded tasks at the end unless its caller `waits`."""
 
     def __init__(self, tally: Tally, estimator_name: str, task_errors: TaskErrors):
         self.tally, self.estimator_name, self.task_errors = tally, estimator_name, task_errors

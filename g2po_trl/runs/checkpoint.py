@@ -38,8 +38,7 @@ _TENSOR = "<tensor>"  # in step samples: a tensor of the file by its number
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
     """Return the folder to resume from; `None` to start from scratch.
 
-    `resume_from_checkpoint`: a folder; `True` or "latest": the newest in `output_dir`; "auto": the newest if there is
-    one; `None` or `False`: none.
+    `resume_from_checkpoint`: a folder; `True` or "latest": the newest in `output_dir`; "auto": the newest, if any.
     """
     wanted, existing = str(resume_from_checkpoint).lower(), checkpoints_in(output_dir)
     if wanted in ("none", "false", "") or (wanted == "auto" and not existing):
@@ -67,11 +66,9 @@ def _digest(path: Path) -> str | None:
 
 
 class RunState:
-    """Saves and restores the parts of a run that have a state.
+    """Saves and restores the `parts` of a run, by name, that have `state_dict` and `load_state_dict` (JSON, no NaN).
 
-    `parts`, by name, have `state_dict()`, which is kept as JSON, where NaN is null, and `load_state_dict(state)`,
-    called on every rank. Those in `kept_in_files` have files of their own: `save(folder)`, on the main process, and
-    `load(folder)`.
+    Those in `kept_in_files` have files of their own: `save(folder)`, on the main process, and `load(folder)`.
     """
 
     def __init__(self, parts: Mapping[str, Any], rank: int = 0, num_ranks: int = 1):

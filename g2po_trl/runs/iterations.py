@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,15 @@ def trajectory_files(run: str | Path, name: str = "train") -> dict[int, list[Pat
 
 def load_iterations(run: str | Path) -> list[Iteration]:
     """Read a run's training trajectories, of all ranks. Raises `G2POError` without any."""
-    files = trajectory_files(run)
+    numbers = list(trajectory_files(run))
     remedy = "it holds no trajectories of training; pass the output_dir of a run with them (`g2po view` shows others)"
-    require(bool(files), "run", str(run), remedy)
-    return [_read_iteration(number, paths) for number, paths in files.items()]
+    require(bool(numbers), "run", str(run), remedy)
+    return [load_iteration(run, number) for number in numbers]
 
 
 def load_iteration(run: str | Path, number: int) -> Iteration:
     """Read one iteration. Raises `KeyError` if the run does not have it."""
-    return _read_iteration(number, trajectory_files(run)[number])
-
-
-def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
-    read = [trajectory for path in paths for trajectory in read_unfinished(path)]
+    read = [trajectory for path in trajectory_files(run)[number] for trajectory in read_unfinished(path)]
     groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
     for one in filter(None, read):
         groups.setdefault(one.task_id if one.group is None else one.group, []).append(one)

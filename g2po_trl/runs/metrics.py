@@ -209,9 +209,7 @@ def is_metric(name: str) -> bool:
     return is_score(name) or name.partition("/")[0] in names
 
 
-def advantage_metrics(
-    graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
-) -> dict[str, float]:
+def advantage_metrics(graph: StateGraph, advantages: np.ndarray, estimator: Callable | None) -> dict[str, float]:
     """Return `advantage/*`: mean absolute advantages over counted steps; for `g2po`, also those of its terms."""
     parts = {"": advantages}
     if isinstance(estimator, partial) and estimator.func is g2po:

@@ -51,9 +51,7 @@ Versions: {versions}.
 """
 
 
-def card_of(
-    trainer: Any, tags: Sequence[str] = (), model_name: str | None = None, dataset_name: str | None = None
-) -> ModelCard:
+def card_of(trainer: Any, tags: Sequence[str], model_name: str | None, dataset_name: str | None) -> ModelCard:
     """Return the model card of a `G2POTrainer`, whose base model is linked unless it is a path."""
     args, model = trainer.args, trainer.model
     base = get_config_model_id(model.config) or "?"

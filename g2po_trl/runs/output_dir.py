@@ -6,12 +6,10 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from ..environments.tasks import tasks_hash
 from ..trajectory import Trajectory, write_jsonl
@@ -36,10 +34,7 @@ def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
 
 
 class RunFolder:
-    """The files of a run except its model and checkpoints.
-
-    Each rank writes its own training trajectories, and the main process all other files.
-    """
+    """The files of a run except its model and checkpoints; ranks write their trajectories, the main one all others."""
 
     def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
         self.path, self.save_trajectories = Path(path), save_trajectories
@@ -47,7 +42,7 @@ class RunFolder:
         self.evaluations: list[dict[str, Any]] = []  # of this run so far, as in evaluations.jsonl
         self.settings: Mapping[str, Any] = {}  # entries that a recipe adds to run.json
         self.run_id = uuid.uuid4().hex  # in run.json and in checkpoints
-        self._lock: FileLock | None = None
+        self.release: Callable[[], None] = lambda: None  # the lock of the folder
 
     @property
     def is_ours(self) -> bool:
@@ -63,7 +58,7 @@ class RunFolder:
         `resumable` fields may change. Raises `G2POError` if another process writes here, the folder holds something
         else, or the checkpoint is damaged, another run's, or not there.
         """
-        self._lock = ownership.lock_folder(self.path, "output_dir")
+        self.release = ownership.lock_folder(self.path, "output_dir").release
         if not self.is_ours:
             ownership.check_free(self.path, resumes, overwrite)
         checkpoint = find_checkpoint(resumes, self.path)
@@ -73,11 +68,6 @@ class RunFolder:
         elif not self.is_ours:
             self._make_room(overwrite, description, resumable)
         return checkpoint
-
-    def release(self) -> None:
-        """Release the lock of the folder."""
-        if self._lock is not None:
-            self._lock.release()
 
     def _check_run_of(self, checkpoint: Path) -> None:
         run_ids = read_description(self.path).get("run_id"), read_description(checkpoint, STATE).get("run_id")
@@ -110,10 +100,7 @@ class RunFolder:
             self.evaluations = [entry for entry in self.evaluations if entry["step"] <= step]
 
     def leave_behind(self, step: int, iteration: int) -> None:
-        """Set aside files written after `step` and `iteration`, from where the run continues.
-
-        Later trajectories are deleted, since they are played again. Later checkpoints get a name that `auto` ignores.
-        """
+        """Delete trajectories after `step` and `iteration`, and give later checkpoints a name that `auto` ignores."""
         for checkpoint in (one for one in checkpoints_in(self.path) if step_of(one) > step):
             aside = checkpoint.with_name(f"{SUPERSEDED}{checkpoint.name}")
             ownership.note_written(self.path, aside.name)
@@ -128,9 +115,7 @@ class RunFolder:
                 path.unlink()
         (self.path / "trainer_state.json").unlink(missing_ok=True)
 
-    def write_run(
-        self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    ) -> None:
+    def write_run(self, description: Mapping[str, Any], panels: Mapping[str, Sequence] | None = None) -> None:
         """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
         written = {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
         written |= {"trajectories"} if self.save_trajectories else set()
@@ -181,10 +166,8 @@ class RunFolder:
         made = load_evaluations(self.path)
         self.evaluations = made if made[: len(state)] == state else state
 
-    def add_rollout(
-        self, iteration: int, trajectories: Sequence[Trajectory], replaced: Sequence[Trajectory] = ()
-    ) -> None:
+    def add_rollout(self, iteration: int, played: Sequence[Trajectory], replaced: Sequence[Trajectory] = ()) -> None:
         """Write this rank's trajectories of an iteration, and the `replaced` ones to a separate file."""
-        for kind, played in (("train", trajectories), ("replaced", replaced)):
-            if self.save_trajectories and (played or kind == "train"):
-                write_jsonl(self.path / "trajectories" / f"{kind}-{iteration:06d}{self.suffix}.jsonl", played)
+        for kind, written in (("train", played), ("replaced", replaced)):
+            if self.save_trajectories and (written or kind == "train"):
+                write_jsonl(self.path / "trajectories" / f"{kind}-{iteration:06d}{self.suffix}.jsonl", written)

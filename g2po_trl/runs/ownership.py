@@ -25,10 +25,9 @@ _OTHERS = ("evaluations.jsonl", "settings.json", "teaching.json")  # of runs, `g
 
 
 def lock_folder(folder: str | Path, option: str) -> FileLock:
-    """Return the acquired lock of a folder, which the system releases if the process is killed.
+    """Return the acquired lock of a folder, which a kill releases; a file system without locks is warned of.
 
-    Without locks of the file system, it warns and returns one that is not held. Raises `G2POError` if another process
-    holds the lock, or the folder cannot be written.
+    Raises `G2POError` if another process holds the lock, or the folder cannot be written.
     """
     from filelock import FileLock, Timeout  # credit of logs does without
 
@@ -74,10 +73,7 @@ def weights_in(folder: str | Path) -> list[Path]:
 
 
 def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
-    """Return the run.json in a folder, or another such file, as it is written; empty if there is none.
-
-    Raises `G2POError` for a file without a description of a run.
-    """
+    """Return run.json, or another such file, as it is written; empty without one. Refuses other data."""
     path, run = Path(folder, name), None
     with suppress(ValueError):
         run = json.loads(path.read_bytes()) if path.is_file() else {}

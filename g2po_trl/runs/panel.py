@@ -49,8 +49,7 @@ class PanelEvaluation:
             for first in range(0, math.ceil(len(rows) / num_ranks), size):  # as often on every rank
                 part = slice(first, first + size)
                 played += self.play(local[part], sampling, description="evaluation", seeds=seeds[part])[0]
-        trajectories, rows = map(list, zip(*gather_object(list(zip(played, local)))))
-        return trajectories, rows
+        return tuple(map(list, zip(*gather_object(list(zip(played, local))))))
 
     def __call__(self, dataset: Dataset, prefix: str, temperature: float, step: int) -> dict[str, float]:
         """Play an evaluation set on all ranks, and return its metrics, with a prefix."""
@@ -63,9 +62,7 @@ class PanelEvaluation:
         return metrics | {f"{prefix}_runtime": time.perf_counter() - started}
 
 
-def panels_by_prefix(
-    dataset: Dataset | Mapping[str, Dataset] | str | None, known: Dataset | Mapping[str, Dataset] | None, prefix: str
-) -> dict[str, Dataset]:
+def panels_by_prefix(dataset: Dataset | Mapping | str | None, known: Dataset | Mapping | None, prefix: str) -> dict:
     """Return the evaluation sets to play by the prefix of their metrics.
 
     `dataset`: tasks, sets by name, the name of one of the run's (`known`), or `None`: these. `prefix`: of one without

@@ -18,10 +18,7 @@ def at_temperature(panel: str, temperature: float) -> str:
 
 
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first and the last evaluation of the panel "report", or else of the last evaluation's.
-
-    The best checkpoint may have been chosen on the others.
-    """
+    """Return the first and the last evaluation of the panel "report", or else of the last evaluation's panel."""
     by_panel = before_and_after_by_panel(evaluations)
     return by_panel[REPORT if REPORT in by_panel else evaluations[-1]["name"]]
 

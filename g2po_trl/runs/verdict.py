@@ -1,13 +1,11 @@
-"""The verdict of a run that had nothing to learn from, with a remedy.
-
-A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that the verdict covers the whole run.
-"""
+"""The verdict of a run that had nothing to learn from, with a remedy, from counts that a checkpoint keeps."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..credit.estimators.registry import estimator_name, row_of
@@ -59,14 +57,8 @@ class Tally(Counter):
     def of(cls, groups: Sequence[Sequence[Trajectory]], replaced: Sequence[Trajectory] = ()) -> Tally:
         """Return the counts of recorded groups, and of trajectories of groups that were `replaced`."""
         tally = cls()
-        summary = Summary.of([*(one for group in groups for one in group), *replaced])
-        tally.add([list(map(record, group)) for group in groups], summary)
+        tally.add([list(map(record, group)) for group in groups], Summary.of([*chain(*groups, replaced)]))
         return tally
-
-    @property
-    def acts(self) -> bool:
-        """Whether actions may have had an effect: else nothing is known of the environment's states."""
-        return not (Cause.NO_FORMAT.holds(self) or Cause.NOT_LISTED.holds(self))
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
@@ -92,7 +84,7 @@ class Cause(Enum):
         "Lower max_prompt_length so that prompt and completion fit, or shorten observations.",
     )
     SINGLE_STATE = (
-        lambda t: t["single_states"] > MOST * t["groups"] and t.acts,
+        lambda t: t["single_states"] > MOST * t["groups"] and not any(cause.holds(t) for cause in WITHOUT_EFFECT),
         "{single_states:,} of {groups:,} groups have one state only, so actions do not differ in where they lead",
         "Show in the observation or the state_key what an action changes.",
     )
@@ -141,6 +133,7 @@ class Cause(Enum):
         self.holds, self.wording = holds, (text, remedy)
 
 
+WITHOUT_EFFECT = (Cause.NO_FORMAT, Cause.NOT_LISTED)  # of actions: then nothing is known of states
 FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Cause.NO_REWARD)  # of an environment
 
 
@@ -171,9 +164,7 @@ def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     return next((Finding(cause, cause.wording[0].format(**tally), cause.wording[1]) for cause in found), None)
 
 
-def verdict_of(
-    groups: Sequence[Sequence[Trajectory]], described: Mapping[str, Any], replaced: Sequence[Trajectory] = ()
-) -> Finding | None:
+def verdict_of(groups: Sequence, described: Mapping[str, Any], replaced: Sequence = ()) -> Finding | None:
     """Return the verdict on recorded groups, by run.json (`described`); `None` for a log, which trained nothing."""
     if "traces" in described:
         return None
