@@ -36,23 +36,11 @@ OPTIONS |= {"per_device_train_batch_size": EPISODES, "num_generations": 2, "max_
 OPTIONS |= {"lr_scheduler_type": "constant"}
 
 
-class SavesModel(TrainerCallback):
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.global_step % 3 == 0 and self.trainer.folder.evaluations:
-            self.trainer.save_model()
-            self.trainer.save_state()
-            self.trainer.create_model_card()
-
-
 def train(model, folder, steps, say):
     """Train; `say` what was written, once it was."""
     torch.set_num_threads(1)
-    trainer = make_letter_trainer(
-        model, folder, LongLetterEnvironment, eval_dataset=TASKS.select(range(3)), max_steps=steps, **OPTIONS
-    )
+    panel = TASKS.select(range(3))
+    trainer = make_letter_trainer(model, folder, LongLetterEnvironment, eval_dataset=panel, max_steps=steps, **OPTIONS)
     add_rollout, add_evaluation = trainer.folder.add_rollout, trainer.folder.add_evaluation
 
     def rollout(iteration, *arguments):
@@ -63,16 +51,19 @@ def train(model, folder, steps, say):
         add_evaluation(name, step, *arguments)
         say(f"eval {step}")
 
-    class Saved(TrainerCallback):
+    class Says(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
             say(f"begin {state.global_step}")
 
         def on_save(self, args, state, control, **kwargs):
             say(f"checkpoint {state.global_step}")
+            if state.global_step % 3 == 0 and trainer.folder.evaluations:
+                trainer.save_model()
+                trainer.save_state()
+                trainer.create_model_card()
 
     trainer.folder.add_rollout, trainer.folder.add_evaluation = rollout, evaluation
-    trainer.add_callback(Saved())
-    trainer.add_callback(SavesModel(trainer))
+    trainer.add_callback(Says())
     trainer.train(resume_from_checkpoint="auto")
     trainer.close()
 
@@ -80,26 +71,20 @@ def train(model, folder, steps, say):
 def start(model, folder, steps, log):
     """A forked process that trains, and a pipe of what it has written."""
     read, write = os.pipe()
-    process = os.fork()
-    if process:
+    if process := os.fork():
         os.close(write)
         return process, read
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a failing test leaves nobody with its pipes
     os.close(read)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-    code = 1
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)
     try:
         train(model, folder, steps, lambda text: os.write(write, f"{text}\n".encode()))
-        code = 0
     except BaseException:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(1)
+    os._exit(0)
 
 
 def said(pipe, until=None, seconds=240.0):
@@ -139,10 +124,10 @@ class Written:
 
 
 def check(folder, written, attempt, output):
-    """View, report and evaluate what a kill has left. Returns how many models were evaluated."""
+    """View, report and evaluate what a kill has left."""
     if not list(folder.glob("trajectories/*.jsonl")):
         assert not written.iterations and not written.evaluations
-        return 0
+        return
     run = Run(folder)
     sources = Sources(run)
     overview = sources.overview()
@@ -170,44 +155,33 @@ def check(folder, written, attempt, output):
     for model in models[attempt % 2 :][:1]:
         flags = ["--num-environment-workers", "1", "--limit", "1", "--overwrite", "--output", str(output)]
         evaluate(["--model", str(model), *flags])
-    return len(models[attempt % 2 :][:1])
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment(tiny_model_dir, tmp_path):
     kills = int(os.environ.get("KILLS", 20))
     folder, log, chance = tmp_path / "run", tmp_path / "log", random.Random(0)
-    written, evaluated, moments = Written(), 0, []
+    written = Written()
     for attempt in range(kills):
         process, pipe = start(tiny_model_dir, folder, 10_000, log)
-        lines = []
-        if chance.random() < 0.9 or attempt == 0:
-            lines += said(pipe, b"begin")
-            moment = chance.uniform(0, 2)
-        else:  # while it starts
-            moment = chance.uniform(0, 1)
-        time.sleep(moment)
+        has_begun = chance.random() < 0.9 or attempt == 0  # else it starts
+        lines = said(pipe, b"begin") if has_begun else []
+        time.sleep(chance.uniform(0, 1 + has_begun))
         os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         assert os.WIFSIGNALED(status), log.read_text()[-3000:]
         lines += said(pipe)
         os.close(pipe)
         written.add(lines)
-        moments.append(lines[-1][0] if lines else "start")
-        evaluated += check(folder, written, attempt, tmp_path / "evaluation")
+        check(folder, written, attempt, tmp_path / "evaluation")
     reached = step_of(checkpoints_in(folder)[-1]) + 1
-    print(f"{kills} kills, {reached} iterations, {evaluated} evaluations; last written before the kill:")
-    print({moment: moments.count(moment) for moment in sorted(set(moments))})
     assert reached > 1, "nothing was trained in between"
 
     for name in ("run", "uninterrupted"):  # goes on to its end; and in one piece
         process, pipe = start(tiny_model_dir, tmp_path / name, reached, log)
         said(pipe)
         assert os.waitpid(process, 0)[1] == 0, log.read_text()[-3000:]
-    ours, theirs = (
-        {path.name: path.read_bytes() for path in (tmp_path / name / "trajectories").iterdir()}
-        for name in ("run", "uninterrupted")
-    )
-    assert ours == theirs and len(load_iterations(folder)) == reached
-    ours, theirs = (load_evaluations(tmp_path / name) for name in ("run", "uninterrupted"))
-    assert ours == theirs
+    other = tmp_path / "uninterrupted"
+    files = [{path.name: path.read_bytes() for path in one.glob("trajectories/*")} for one in (folder, other)]
+    assert files[0] == files[1] and len(load_iterations(folder)) == reached
+    assert load_evaluations(folder) == load_evaluations(other)
