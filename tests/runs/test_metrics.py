@@ -108,12 +108,8 @@ def check(logged, recomputed, where):
     named = {name for name in logged if not name.startswith(OTHERWISE_TESTED) and name not in OF_TRANSFORMERS}
     defined = {name for name, value in recomputed.items() if not math.isnan(value)}
     assert {name for name in named if not math.isnan(logged[name])} == defined, where
-    wrong = {
-        name: (logged[name], recomputed[name])
-        for name in defined
-        if not math.isclose(logged[name], recomputed[name], rel_tol=1e-4, abs_tol=1e-5)
-    }
-    assert not wrong, where
+    wanted = pytest.approx({name: recomputed[name] for name in defined}, rel=1e-4, abs=1e-5)
+    assert {name: logged[name] for name in defined} == wanted, where
 
 
 @pytest.mark.parametrize("name", RECOMPUTED)
@@ -137,12 +133,9 @@ def test_an_evaluations_metrics(runs):
         for kind in {row["task_type"] for row in rows}:
             of_kind = [t for t, row in zip(played, rows, strict=True) if row["task_type"] == kind]
             found[f"success_rate/{kind}"] = by_hand.episode_metrics(of_kind)["success_rate"]
-        assert entry["eval_runtime"] > 0
-        check(
-            {k: v for k, v in entry.items() if k != "eval_runtime"},
-            {f"eval_{name}": value for name, value in found.items()},
-            entry["step"],
-        )
+        logged = dict(entry)
+        assert logged.pop("eval_runtime") > 0
+        check(logged, {f"eval_{name}": value for name, value in found.items()}, entry["step"])
 
 
 def test_a_resumed_iteration_logs_the_same(runs, tmp_path, tiny_model_dir):
@@ -164,13 +157,15 @@ def test_ranks_sums_merge_to_the_means_of_all_episodes_also_of_a_metric_of_texts
     longest = metrics.Metric("longest_action", lambda t: [max(len(step.action) for step in t.steps or [Step("", "")])])
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, longest))
     played = [
-        *(Trajectory(f"t{n % 6}", [Step("o", "go" * n)] * (n % 3), 0.1 * n, "success", None, None, {"score": n})
-          for n in range(9)),
-        Trajectory("t1", [Step("o", "wait", admissible_actions=["wait"], call="known")], 0.0, "failure",
-                   environment="b"),
+        *(Trajectory(f"t{n % 6}", [Step("o", "go" * n)] * (n % 3), 0.1 * n, "success") for n in range(9)),
+        Trajectory(
+            "t1", [Step("o", "wait", admissible_actions=["wait"], call="known")], 0, "failure", environment="b"
+        ),
         Trajectory("t2", [], 0.0, "failure", failure_reason="token limit: 9", environment="a"),
         *(Trajectory("t3", [], 0.0, outcome, environment="c") for outcome in ("error", "lost")),
-    ]  # fmt: skip
+    ]
+    for n in range(9):
+        played[n].info["score"] = n
     kinds = [("even", None, "odd")[n % 3] for n in range(len(played))]
     whole = metrics.summarize(played, kinds)
     assert whole["longest_action"] == (4 + 2 * sum(n for n in range(9) if n % 3)) / 11

@@ -180,14 +180,14 @@ def test_a_resumed_run_keeps_its_settings(make_trainer, run, capsys):
 
 
 def test_every_setting_of_a_resumed_run_is_compared_unless_its_metadata_say_resumable(tmp_path):
-    """A field that a later version adds is compared."""
-    args = make_config(tmp_path).to_dict()
+    """Also a field that a later version adds, but not `do_eval`, which transformers sets."""
+
+    def compared(**options):
+        return identity_of({"trainer": {**make_config(tmp_path, **options).to_dict(), "new": 1}}, resumable)
+
     resumable = G2POConfig.fields_with("resumable")
-    compared = identity_of({"trainer": {**args, "new": 1}}, resumable)
-    assert {"new", "gamma", "temperature", "seed", "learning_rate", "generation_batch_size", "bf16"} <= compared.keys()
-    with_evaluations = make_config(tmp_path, eval_strategy="steps", eval_steps=1).to_dict()
-    same = identity_of({"trainer": args}, resumable)
-    assert identity_of({"trainer": with_evaluations}, resumable) == same, "transformers sets do_eval"
+    names = {"new", "gamma", "temperature", "seed", "learning_rate", "generation_batch_size", "bf16"}
+    assert names <= compared().keys() and compared(eval_strategy="steps", eval_steps=1) == compared()
 
 
 HOLD = (
@@ -229,21 +229,21 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch):
         assert (tmp_path / "new").is_dir()
 
 
-def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
-    before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
-    with refused("output_dir"):
-        check_free(run, None, False)
+def test_commands_refuse_a_folder_that_is_taken(run, tmp_path):
+    before, output = files_of(run), tmp_path / "evaluation"
+    own = ["--model", str(run), "--num-environment-workers", "1", "--limit", "1", "--output"]
     with pytest.raises(G2POError, match="--output"):
-        evaluate([*own, "--output", str(run), "--overwrite"])
-    lock = lock_folder(tmp_path / "evaluation", "output")
+        evaluate([*own, str(run), "--overwrite"])
+    lock = lock_folder(output, "output")
     with refused("output"):
-        evaluate([*own, "--output", str(tmp_path / "evaluation")])
-    assert [path.name for path in (tmp_path / "evaluation").iterdir()] == [".lock"]
+        evaluate([*own, str(output)])
+    assert names_in(output) == [".lock"]
     lock.release()
-    evaluate([*own, "--output", str(tmp_path / "evaluation")])
+    evaluate([*own, str(output)])
     assert files_of(run) == before
-    with refused("output_dir"):
-        check_free(tmp_path / "evaluation", None, overwrite=False)
+    for taken in (run, output):
+        with refused("output_dir"):
+            check_free(taken, None, overwrite=False)
 
 
 def test_a_run_that_another_has_overwritten_writes_no_evaluations_there(tmp_path):
