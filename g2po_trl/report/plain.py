@@ -14,7 +14,7 @@ import numpy as np
 from ..check.statistics import count_in_keys, returned_share
 from ..credit.estimators.registry import row_of
 from ..runs.iterations import Iteration
-from ..runs.metrics import FEWEST, error_of_share, success_error, wins
+from ..runs.metrics import FEWEST, careful_error, error_of_share, wins
 from ..runs.summary import before_and_after
 from ..runs.verdict import Finding
 from ..trajectory import Trajectory
@@ -44,7 +44,7 @@ class Success:
     def of(cls, iterations: Sequence[Iteration]) -> Success:
         """Return the success of some iterations; nan if no episode has a result."""
         rates = [float(np.mean([t.success for t in group])) for group in _counted(iterations)]
-        error = success_error(wins(group) for iteration in iterations for group in iteration.groups)
+        error = careful_error(wins(group) for iteration in iterations for group in iteration.groups)
         first, last = iterations[0].number, iterations[-1].number
         where = f"iteration {first}" if first == last else f"iterations {first} to {last}"
         return cls(float(np.mean(rates)) if rates else float("nan"), error, where)

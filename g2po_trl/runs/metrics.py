@@ -140,14 +140,14 @@ class Summary:
     def means(self) -> dict[str, Any]:
         """Return the statistics, most of episodes with a result alone; means of no episodes are `nan`.
 
-        They are the `METRICS` and entries of `info` by name, `success_rate_error` (see `success_error`) if it is
+        They are the `METRICS` and entries of `info` by name, `success_rate_error` (see `careful_error`) if it is
         known, `episodes`, `success_rate_by_type` and `episodes_by_type` (also by environment), `by_environment` if
         there are several, and `failure_reasons`: numbers of episodes.
         """
         shown = [metric for metric in METRICS if self.numbers[metric.name] or not metric.optional]
         means: dict[str, Any] = {metric.name: self._mean(metric.name) for metric in shown}
         tasks, types, environments = map(self._parts, ("task", "type", "success_rate"))
-        error = success_error((self.totals["task", name], self.numbers["task", name]) for name in tasks)
+        error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in tasks)
         means |= {} if isnan(error) else {"success_rate_error": error}
         finished = self.numbers["success_rate"]  # an episode without a score counts as 0
         means |= {name: self.totals["score", name] / finished for name in self._parts("score")}
@@ -171,19 +171,22 @@ def wins(group: Iterable[Trajectory]) -> tuple[int, int]:
     return sum(results), len(results)
 
 
-def success_error(groups: Iterable[tuple[int, int]]) -> float:
-    """Return the standard error of the success rate of groups, by `wins`; nan for fewer than `FEWEST` with a result.
+def success_error(groups: Iterable[tuple[int, int]]) -> float | None:
+    """Return the standard error of the success rate of groups (by `wins`), the sample; `None` for fewer than two."""
+    counted = [(won, number) for won, number in groups if number]
+    if len(counted) < 2:
+        return None
+    won_in_all, total = map(sum, zip(*counted))
+    squares = sum((won - won_in_all / total * number) ** 2 for won, number in counted)
+    return float((len(counted) / (len(counted) - 1) * squares) ** 0.5 / total)
 
-    The groups are the sample, since episodes of a group share their task. It is at least the error of independent
-    episodes, since groups may be equal by chance.
-    """
+
+def careful_error(groups: Iterable[tuple[int, int]]) -> float:
+    """Return `success_error`, but at least that of independent episodes; nan for fewer than `FEWEST` groups."""
     counted = [(won, number) for won, number in groups if number]
     if len(counted) < FEWEST:
         return nan
-    won_in_all, total = map(sum, zip(*counted))
-    squares = sum((won - won_in_all / total * number) ** 2 for won, number in counted)
-    of_groups = (len(counted) / (len(counted) - 1) * squares) ** 0.5 / total
-    return float(max(of_groups, error_of_share(won_in_all, total)))
+    return max(success_error(counted), error_of_share(*map(sum, zip(*counted))))
 
 
 def error_of_share(won: float, number: float) -> float:

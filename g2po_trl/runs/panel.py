@@ -33,10 +33,7 @@ class PanelEvaluation:
     accelerator: Accelerator
 
     def play_all(self, dataset: Iterable[dict], temperature: float) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-        """Return the trajectories of an evaluation set, of all ranks, and the row of each; all ranks call it together.
-
-        torch's random state is restored afterwards.
-        """
+        """Return the trajectories of an evaluation set, of all ranks, and the row of each; all ranks call it."""
         args, accelerator = self.args, self.accelerator
         sampling, size = args.evaluation_sampling(temperature), args.per_device_eval_batch_size
         rank, num_ranks = accelerator.process_index, accelerator.num_processes

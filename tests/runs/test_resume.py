@@ -177,6 +177,9 @@ def test_a_file_that_is_cut_or_changed_is_named_with_the_checkpoint_before(make_
                 trainer.train(resume_from_checkpoint="auto")
             assert file.name in str(error.value) and "checkpoint-1" in str(error.value)
         file.write_bytes(whole)
+    (checkpoint / "optimizer.pt").unlink()
+    with refused("resume_from_checkpoint"):
+        trainer.train(resume_from_checkpoint="auto")
     (checkpoint / "file_digests.json").write_text("{")
     with refused("file_digests.json"):
         trainer.train(resume_from_checkpoint="auto")
