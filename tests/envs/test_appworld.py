@@ -8,7 +8,6 @@ import threading
 import time
 from functools import partial
 from http.client import HTTPConnection
-from http.server import HTTPServer
 from pathlib import Path
 
 import fake_appworld
@@ -129,10 +128,10 @@ def test_no_answer_is_ever_anothers(stand_in):
     server = AppworldServer(stand_in)
     assert "supervisor" in server.call("initialize", task_id="t", timeout_seconds=1)
     with pytest.raises(OSError, match="in use"):
-        HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
+        fake_appworld.Server(("127.0.0.1", server.port), fake_appworld.Handler)
     server.process.kill()
     server.process.wait()
-    with HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler) as impostor:
+    with fake_appworld.Server(("127.0.0.1", server.port), fake_appworld.Handler) as impostor:
         threading.Thread(target=impostor.serve_forever, daemon=True).start()
         with pytest.raises(AppworldServerError, match=r"task_completed lost the server \(was killed by SIGKILL\)"):
             server.call("task_completed")

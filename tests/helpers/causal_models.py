@@ -1,4 +1,4 @@
-"""A tiny random model of each of transformers' causal language models, made from its own default configuration."""
+"""Tiny random models of transformers' families, made from their own default configurations."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
+    **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text"), {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}),
     "reformer": {
         "axial_pos_shape": [16, 32],
         "axial_pos_embds_dim": [16, 48],
@@ -92,29 +93,32 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(model_type: str, vocabulary: int) -> PretrainedConfig:
-    """Return the default configuration with small sizes, one layer of each kind and logits that are changed."""
-    return _shrunk(AutoConfig.for_model(model_type), vocabulary)
-
-
 def tiny_model(model_type: str, vocabulary: int, seed: int = 0) -> torch.nn.Module:
-    """Return a random model, whose logits are not all near 0.
+    """Return a random causal language model, whose logits are not all near 0.
 
     Raises:
         Exception: of any class, if transformers cannot make it.
     """
+    model = random_model(AutoModelForCausalLM, model_type, vocabulary, seed)
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.3, generator=torch.Generator().manual_seed(seed))
+    return model
+
+
+def random_model(auto, model_type: str, vocabulary: int, seed: int = 0, **options: Any) -> torch.nn.Module:
+    """Return a small random model; `options` of its configuration, of parts in dicts."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type, vocabulary), dtype=torch.float32)
+    config = _shrunk(AutoConfig.for_model(model_type), vocabulary, options)
+    model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # zeros and ones would hide what a bias or a norm does
             if parameter.ndim < 2 or "position" in name:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        model.get_output_embeddings().weight.normal_(std=0.3, generator=generator)
     return model
 
 
-def _shrunk(config: PretrainedConfig, vocabulary: int) -> PretrainedConfig:
+def _shrunk(config: PretrainedConfig, vocabulary: int, options: dict[str, Any]) -> PretrainedConfig:
+    """Return the default configuration with small sizes, one layer of each kind and logits that are changed."""
     whole = config.to_dict()
     numbers = {name for name, value in whole.items() if isinstance(value, (int, float)) and value is not True}
     small: dict[str, Any] = {name: _SIZES[name] for name in numbers & _SIZES.keys()}
@@ -129,6 +133,6 @@ def _shrunk(config: PretrainedConfig, vocabulary: int) -> PretrainedConfig:
         small["num_key_value_heads"] = LAYERS
     for name in config.sub_configs:
         if (part := getattr(config, name)) is not None:
-            small[name] = _shrunk(part, vocabulary)
-    small = {name: value for name, value in small.items() if name in whole}
-    return type(config)(**small | _MODEL_OPTIONS.get(config.model_type, {}))
+            small[name] = _shrunk(part, vocabulary, options.get(name, {}))
+    small = {name: value for name, value in small.items() if name in whole} | _MODEL_OPTIONS.get(config.model_type, {})
+    return type(config)(**small | {name: one for name, one in options.items() if name not in config.sub_configs})

@@ -37,9 +37,8 @@ class SharedModel:
         def clone(self):
             return SharedModel.SamplingParams(**vars(self))
 
-    llm_engine = SimpleNamespace(
-        vllm_config=SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=False))
-    )
+    caching = SimpleNamespace(enable_prefix_caching=False)
+    llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=caching))
 
     def generate(self, prompts, sampling_params, **kwargs):
         self.seen = [(prompt[-1], params.seed) for prompt, params in zip(prompts, sampling_params, strict=True)]
@@ -54,8 +53,7 @@ def shared_model(engine_of, rank: int) -> None:
     def generate(prompts, images, num_generations):
         gathered = [None, None]
         torch.distributed.all_gather_object(gathered, prompts)
-        both = [prompt for of_rank in gathered for prompt in of_rank]
-        llm.generate(both, sampling_params=SharedModel.SamplingParams(temperature=0.5))
+        llm.generate(sum(gathered, []), sampling_params=SharedModel.SamplingParams(temperature=0.5))
         return prompts, [[7]] * len(prompts), [[[0.0]]] * len(prompts), None
 
     wrapper.generate = generate
@@ -91,11 +89,8 @@ if __name__ == "__main__":
     for numbers in ([3, 1], [0, 2], [1, 0], [0, 0], [2, 2]):
         prompts = [[1, 100 + 10 * rank + i] for i in range(numbers[rank])]
         completions = engine.generate(prompts, Sampling(temperature=0.5))
-        assert [completion.ids for completion in completions] == [[prompt[-1]] * 3 + [7] for prompt in prompts], (
-            rank,
-            completions,
-        )
-        assert all(completion.complete and len(completion.logprobs) == 4 for completion in completions)
+        assert [one.ids for one in completions] == [[prompt[-1]] * 3 + [7] for prompt in prompts], (rank, completions)
+        assert all(one.complete and len(one.logprobs) == 4 for one in completions)
     assert EchoServer.calls == (4 if rank == 0 else 0), "nothing is asked when no rank has a prompt"
     shared_model(engine_of, rank)
     accelerator.end_training()  # its threads may abort Python as it exits

@@ -6,8 +6,10 @@ import json
 import signal
 import socket
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
+
+from chat_server import Handler
 
 WORLD = {"limit": 1}
 
@@ -43,16 +45,11 @@ FUNCTIONS = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Server(HTTPServer):
+    answer_headers = {}
 
-    def do_POST(self):
-        arguments = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"output": FUNCTIONS[self.path[1:]](**arguments)}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+    def respond(self, path, text, headers):
+        return 200, {"output": FUNCTIONS[path[1:]](**json.loads(text))}
 
 
 def install(directory: Path) -> None:
@@ -65,7 +62,8 @@ def install(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    server = HTTPServer(("", 0), Handler, bind_and_activate=False)
+    Handler.protocol_version = "HTTP/1.1"
+    server = Server(("", 0), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # another may have the port after it

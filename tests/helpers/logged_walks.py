@@ -35,15 +35,14 @@ def as_items(messages):
     """Return the items of OpenAI's Responses that messages after the system's are."""
     items = []
     for message in messages:
-        if message["role"] == "tool":
-            items.append(
-                {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
-            )
-        elif message["role"] == "assistant":
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": content})
+        elif role == "assistant":
             items.append({"type": "reasoning", "id": "rs", "summary": []})
             items += [{"type": "function_call", "call_id": c["id"], **c["function"]} for c in message["tool_calls"]]
         else:
-            items.append({"role": message["role"], "content": [{"type": "input_text", "text": message["content"]}]})
+            items.append({"role": role, "content": [{"type": "input_text", "text": content}]})
     return items
 
 
@@ -53,16 +52,15 @@ def as_blocks(messages):
     for message in messages:
         role, content = message["role"], [{"type": "text", "text": message["content"]}]
         if role == "tool":
-            result = [{"type": "text", "text": message["content"]}]
             role, content = (
                 "user",
-                [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": result}],
+                [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}],
             )
         elif role == "assistant":
             content = [{"type": "thinking", "thinking": "…", "signature": "…"}]
             for one in message["tool_calls"]:
-                given = {"name": one["function"]["name"], "input": json.loads(one["function"]["arguments"])}
-                content.append({"type": "tool_use", "id": one["id"], **given})
+                given = json.loads(one["function"]["arguments"])
+                content.append({"type": "tool_use", "id": one["id"], "name": one["function"]["name"], "input": given})
         found.append({"role": role, "content": content})
     return found
 

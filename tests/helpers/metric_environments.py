@@ -7,17 +7,17 @@ from g2po_trl import Observation, StepResult, TextEnvironment
 LISTED = ["A", "b", "c", "d", "o", "say <anything>"]
 
 
-class Trials(TextEnvironment):
+class Goals(TextEnvironment):
     """Letters a..m win. Others go on, pay something, give up, are truncated, or break the environment."""
 
-    def reset(self, seed, **others):
-        self.seed, self.turn = seed, 0
-        return Observation(f"hall {seed % 4}", task="go", admissible_actions=LISTED)
+    def reset(self, seed, goal, **others):
+        self.seed, self.turn, self.goal = seed, 0, goal
+        return Observation(f"hall {seed % 4}", task=goal, admissible_actions=LISTED)
 
     def step(self, action):
         self.turn += 1
         letter = action[:1].lower()
-        if letter in "yz" and self.seed % 2:
+        if self.goal == "break" or letter in "yz" and self.seed % 2:
             raise RuntimeError(letter)
         info = {"score": self.turn / 10, "score_half": 0.5} if self.seed % 3 else {}
         if letter == "x":
@@ -27,18 +27,6 @@ class Trials(TextEnvironment):
         seen = Observation(f"room {self.turn} {letter in 'nopq'}", admissible_actions=listed)
         paid = 10.0 * won + 0.5 * (letter == "o")
         return StepResult(seen, paid, terminated=won or letter == "x", truncated=letter == "t", info=info)
-
-
-class Goals(Trials):
-    def reset(self, seed, goal, **others):
-        self.goal = goal
-        seen = super().reset(seed)
-        return type(seen)(seen.text, task=goal, admissible_actions=seen.admissible_actions)
-
-    def step(self, action):
-        if self.goal == "break":
-            raise RuntimeError("always")
-        return super().step(action)
 
 
 class Ladder(Countdown):

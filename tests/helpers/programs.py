@@ -46,21 +46,17 @@ class Program:
         self._process.start()
         self.pid = self._process.pid
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
     def poll(self) -> int | None:
-        return self.returncode
+        return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
-        if self.returncode is None:
+        if self.poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
-        return self.returncode
+        return self.poll()
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """Small runs of the trainer, with all that their losses saw and what they did by other clocks and counters."""
 
+import random
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +10,11 @@ from datasets import Dataset
 from letter_environment import LETTER_PROMPT
 from letter_trainer import make_config
 from metric_environments import Goals, Ladder
-from scripted_actors import LettersEngine
+from scripted_actors import ScriptedStream
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
+from g2po_trl.engines.base import Completion
 from g2po_trl.engines.registry import ENGINES
 
 KINDS = ("odd", "even")
@@ -61,13 +62,21 @@ RUNS = {
 }
 
 
-class CachedLetters(LettersEngine):
-    """Answers as vLLM does, with a prefix cache, and not always to the end."""
+class CachedLetters(ScriptedStream):
+    """Says letters, with a prefix cache as vLLM has, and not always to the end."""
 
-    def complete(self, *asked):
-        made = super().complete(*asked)
-        size = len(made.ids)
-        return replace(made, complete=sum(made.ids) % 4 > 0, cached_tokens=None if size == 1 else 10 * size)
+    idle = 0.0
+
+    @classmethod
+    def of_trainer(cls, parts):
+        return cls(parts.tokenizer, None)
+
+    def complete(self, key, prompt, sampling, seed):
+        chosen = random.Random(f"{key} {prompt} {seed}")
+        ids = self.tokenizer(chosen.choice("amnopqz") + "go" * chosen.randint(0, 2))["input_ids"]
+        logprobs = [-5.0 - chosen.random() / 10 for _ in ids]
+        cached = None if len(ids) == 1 else 10 * len(ids)
+        return Completion(ids, logprobs, complete=sum(ids) % 4 > 0, cached_tokens=cached)
 
 
 class Norms(TrainerCallback):

@@ -1,7 +1,7 @@
 """Who answers in tests of the rollout: no model."""
 
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, PromptTemplate
@@ -70,35 +70,6 @@ class SeededEngine(ScriptedStream):
         words = random.Random(f"{prompt} {sampling.temperature} {seed}").choice(WORDS)
         ids = self.tokenizer(f"{words}<|im_end|>")["input_ids"]
         return self.cut(Completion(ids, [-1.0] * len(ids)), sampling)
-
-
-class LettersEngine(ScriptedStream):
-    """Says a letter that follows from the rollout, the episode and the prompt, whatever the number of ranks."""
-
-    idle = 0.0
-
-    def __init__(self, parts):
-        super().__init__(parts.tokenizer, None)
-        self.parts, self.rollouts = parts, 0
-
-    @classmethod
-    def of_trainer(cls, parts):
-        return cls(parts)
-
-    @contextmanager
-    def _open(self):
-        self.rollouts += 1
-        yield
-        self.asked.clear()
-
-    def complete(self, key, prompt, sampling, seed):
-        args = self.parts.args
-        rows = args.per_device_train_batch_size * args.steps_per_generation
-        episode = self.parts.accelerator.process_index * rows + key
-        chosen = random.Random(f"{self.rollouts} {episode} {prompt}")
-        words = chosen.choice("amnopqz") + "go" * chosen.randint(0, 2)
-        ids = self.tokenizer(words)["input_ids"]
-        return Completion(ids, [-5.0 - chosen.random() / 10 for _ in ids])
 
 
 def play_scripted(engine, encode, tasks, environment, write, max_turns=4, **options):

@@ -6,42 +6,36 @@ are put before it in a folder on PYTHONPATH; the interpreter never calls the bac
 
 from pathlib import Path
 
-BACKEND = """from triton.backends.compiler import BaseBackend
+FILES = {
+    "__init__.py": "",
+    "compiler.py": """from triton.backends.compiler import BaseBackend
 
 class Compiler(BaseBackend):
     pass
 
 Compiler.__abstractmethods__ = frozenset()
-"""
-DRIVER = """import torch
+""",
+    "driver.py": """import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 class Driver(DriverBase):
-    def __init__(self):
-        pass
-
-    @classmethod
-    def is_active(cls):
-        return True
-
-    def get_current_target(self):
-        return GPUTarget("cpu", 0, 1)
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
+    __init__ = lambda self: None
+    is_active = classmethod(lambda cls: True)
+    get_current_target = lambda self: GPUTarget("cpu", 0, 1)
+    get_active_torch_device = lambda self: torch.device("cpu")
 
 Driver.__abstractmethods__ = frozenset()
-"""
+""",
+}
 
 
 def second_runner(folder: Path, version: str) -> dict[str, str]:
     """Write what it takes into `folder`; the environment variables of a process that is to use it."""
     backend = folder / "interpreted"
     backend.mkdir(parents=True)
-    (backend / "__init__.py").touch()
-    (backend / "compiler.py").write_text(BACKEND)
-    (backend / "driver.py").write_text(DRIVER)
+    for name, text in FILES.items():
+        (backend / name).write_text(text)
     for name, its_version in {"interpreted": "1", "vllm": f"{version}+cpu"}.items():
         about = folder / f"{name}-{its_version}.dist-info"
         about.mkdir()

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import trl
 from tokenizers import decoders
+from tools_by_hand import Safe
 from trained_tokenizers import trained, words_of
+from transformers.utils import get_json_schema
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja") if "training" not in path.stem)
@@ -15,20 +17,7 @@ ENDS = [
     *("<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "</s>", "<end_of_utterance>", "<|eot|>"),
 ]
 _SPECIAL = r"<\|[^>\s'\"{}]*\|>|<[a-z_]+\|>|<\|[a-z_]+>|<｜[^>]*｜>|<(?:start|end)_of_turn>|<end_of_utterance>|</?s>"
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "turn",
-            "description": "Turn the dial.",
-            "parameters": {
-                "type": "object",
-                "properties": {"digit": {"type": "integer", "description": "where to"}},
-                "required": ["digit"],
-            },
-        },
-    }
-]
+TOOLS = [get_json_schema(Safe().turn)]
 TASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Open the safe."}]
 CALL = {"type": "function", "function": {"name": "turn", "arguments": {"digit": 7}}}
 # Templates that cannot render a conversation of text from which the next prompt follows token by token.

@@ -35,18 +35,16 @@ class Safe:
 
 
 class Telephone:
-    """Its connection is opened in `reset`, spoken on in a tool and hung up in `close`, all in one event loop."""
+    """Who answers was called in `reset`, is spoken to in a tool and hung up on in `close`, all in one event loop."""
 
     async def reset(self, **row) -> str:
-        async def echo(reader, writer):
-            while line := await reader.readline():
-                writer.write(line.upper())
-                await writer.drain()
-            writer.close()
-
-        self.server = await asyncio.start_server(echo, "127.0.0.1")
-        self.reader, self.writer = await asyncio.open_connection(*self.server.sockets[0].getsockname())
+        self.said, self.heard = asyncio.Queue(), asyncio.Queue()
+        self.line, self.hung_up = asyncio.create_task(self._echo()), False
         return "It rings."
+
+    async def _echo(self):
+        while True:
+            await self.heard.put((await self.said.get()).upper())
 
     async def say(self, word: str) -> str:
         """Say a word.
@@ -54,15 +52,14 @@ class Telephone:
         Args:
             word: which.
         """
-        if self.writer.is_closing():
+        if self.hung_up:
             raise ConnectionResetError("the line is dead")
-        self.writer.write(f"{word}\n".encode())
-        await self.writer.drain()
-        return (await self.reader.readline()).decode().strip()
+        await self.said.put(word)
+        return await self.heard.get()
 
     def hang_up(self) -> str:
         """Hang up."""
-        self.writer.close()
+        self.hung_up = True
         return "click"
 
     def smash(self) -> str:
@@ -73,8 +70,7 @@ class Telephone:
         return 1.0
 
     async def close(self):
-        self.server.close()
-        self.writer.close()
+        self.line.cancel()
         self.hung_up = True
 
 

@@ -13,24 +13,17 @@ BAD_TEXT = "</script><b>bold</b> & <img src=x onerror=alert(1)> {braces} ünïco
 
 def trajectory(task_id, names, reward, outcome=None, **facts):
     """An episode that was in the rooms of these names, and did `go 0`, `go 1`, … there."""
-    steps = [
-        Step(
-            f"room {name}",
-            f"go {i}",
-            completion=f"<think></think><action>go {i}</action>",
-            admissible_actions=["go 0"],
-        )
-        for i, name in enumerate(names)
-    ]
+    steps = []
+    for i, name in enumerate(names):
+        completion = f"<think></think><action>go {i}</action>"
+        steps.append(Step(f"room {name}", f"go {i}", completion=completion, admissible_actions=["go 0"]))
     outcome = outcome or ("success" if reward else "failure")
     return Trajectory(task_id, steps, reward, outcome, f"the end of {names}", **facts)
 
 
 def tool_step(name, kind, given=None):
     """A chat request that is answered by a tool's call; without a name, by a text."""
-    answer = {"role": "assistant", "content": "" if name else "hm"}
-    if name:
-        answer["tool_calls"] = [{"function": {"name": name, "arguments": given or {}}}]
+    answer = called(name, given or {}) if name else {"role": "assistant", "content": "hm"}
     return Step("o", response_action(answer), messages=[{"role": "user", "content": "o"}], call=kind)
 
 
@@ -38,12 +31,14 @@ SYSTEM = {"role": "system", "content": "You look for books."}
 USER = {"role": "user", "content": "Which was the last?"}
 LONG = {"limit": 5, "query": "the sea " * 10}  # in the order of their names, as actions have them
 RESULT = {"role": "tool", "name": "search", "content": f"{SCRIPT} {BAD_TEXT}"}
-SEARCH = {
-    "role": "assistant",
-    "content": "Let me see.",
-    "tool_calls": [{"function": {"name": "search", "arguments": LONG}}],
-}
-OPEN = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "open", "arguments": {"id": 7}}}]}
+
+
+def called(name, given, content=""):
+    """An answer that calls a tool."""
+    return {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": name, "arguments": given}}]}
+
+
+SEARCH, OPEN = called("search", LONG, "Let me see."), called("open", {"id": 7})
 
 
 def conversations():
@@ -60,14 +55,8 @@ def conversations():
     for one in (good, bad):
         for taken in one:
             taken.advantage = 0.5 if one is good else -0.5
-    info = {
-        "success": False,
-        "traceback": f"KeyError: {BAD_TEXT}",
-        "refused_requests": 2,
-        "ignored_fields": ["temperature", "top_p"],
-        "pages": 3,
-        "diff": f"--- a/x\n+{SCRIPT}\n",
-    }
+    info = {"success": False, "traceback": f"KeyError: {BAD_TEXT}", "refused_requests": 2, "pages": 3}
+    info |= {"ignored_fields": ["temperature", "top_p"], "diff": f"--- a/x\n+{SCRIPT}\n"}
     return [
         Trajectory("books", good, 10.0, "success", "The agent returned.", task="Find the book"),
         Trajectory("books", bad, 0.0, "failure", failure_reason="agent error: KeyError", info=info),

@@ -6,43 +6,17 @@ need, is not installed. A Qwen processor here has no part for videos.
 
 import numpy as np
 import torch
+from causal_models import random_model
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast, ProcessorMixin
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.processing_utils import ProcessingKwargs
 
 from g2po_trl import Observation, StepResult
 
-_VOCABULARY = 320
-_TEXT = {
-    "vocab_size": _VOCABULARY,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "tie_word_embeddings": True,
-}
-_QWEN_VISION = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "patch_size": 4,
-    "spatial_patch_size": 4,
-}
-_SIGLIP = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 7,
-}
+_QWEN_VISION = {"depth": 1, "patch_size": 4, "spatial_patch_size": 4}
+_SIGLIP = {"image_size": 28, "patch_size": 7}
+_QWEN_PIXELS = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 1024}
 _TURNS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
@@ -89,12 +63,12 @@ def qwen(kind="qwen2_5_vl"):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     tokenizer = make_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=1024)
+    images = Qwen2VLImageProcessorPil(**_QWEN_PIXELS)
     template = _TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     named = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in named.items()}
-    vision = {**_QWEN_VISION, **({} if kind == "qwen2_5_vl" else {"deepstack_visual_indexes": [0]})}
-    return QwenProcessor(images, tokenizer, template), {"model_type": kind, "vision_config": vision, **ids}, {}
+    vision = _QWEN_VISION if kind == "qwen2_5_vl" else {**_QWEN_VISION, "deepstack_visual_indexes": [0]}
+    return QwenProcessor(images, tokenizer, template), kind, {"vision_config": vision, **ids}
 
 
 def with_videos(processor):
@@ -103,8 +77,7 @@ def with_videos(processor):
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
-    sizes = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 1024}
-    parts = Qwen2VLImageProcessor(**sizes), processor.tokenizer, Qwen2VLVideoProcessor(**sizes)
+    parts = Qwen2VLImageProcessor(**_QWEN_PIXELS), processor.tokenizer, Qwen2VLVideoProcessor(**_QWEN_PIXELS)
     return Qwen2_5_VLProcessor(*parts, chat_template=processor.chat_template)
 
 
@@ -118,8 +91,7 @@ def gemma3():
     template = _TEMPLATE.replace("IMAGE", "<start_of_image>")
     processor = Gemma3Processor(Gemma3ImageProcessorPil(size=size), tokenizer, template, image_seq_length=4)
     ids = {f"{name}_token_index": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
-    config = {"model_type": "gemma3", "vision_config": _SIGLIP, "mm_tokens_per_image": 4, **ids}
-    return processor, config, {"query_pre_attn_scalar": 16, "sliding_window": 16}
+    return processor, "gemma3", {"vision_config": _SIGLIP, "mm_tokens_per_image": 4, **ids}
 
 
 def idefics3(kind="idefics3"):
@@ -129,8 +101,8 @@ def idefics3(kind="idefics3"):
     tokenizer = make_tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
     images = Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
     processor = Idefics3Processor(images, tokenizer, 4, _TEMPLATE.replace("IMAGE", "<image>"))
-    config = {"model_type": kind, "vision_config": _SIGLIP, "scale_factor": 2}
-    return processor, {**config, "image_token_id": tokenizer.convert_tokens_to_ids("<image>")}, {}
+    token = tokenizer.convert_tokens_to_ids("<image>")
+    return processor, kind, {"vision_config": _SIGLIP, "scale_factor": 2, "image_token_id": token}
 
 
 FAMILIES = {
@@ -144,24 +116,19 @@ FAMILIES = {
 
 def build(family, seed=0, head_dim=16):
     """Return a model and its processor. vLLM on a CPU takes no heads of 16."""
-    processor, options, text = FAMILIES[family]()
-    text = {"head_dim": head_dim, "hidden_size": 4 * head_dim, **text}
+    processor, kind, options = FAMILIES[family]()
+    ends = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
+    shared = {**ends, "bos_token_id": None, "tie_word_embeddings": True}
+    text = {**shared, "head_dim": head_dim, "hidden_size": 4 * head_dim}
     if "Qwen" in family:
-        options["vision_config"]["out_hidden_size"] = 4 * head_dim
+        options["vision_config"] = {**options["vision_config"], "out_hidden_size": 4 * head_dim}
         sections = [head_dim // 8, head_dim * 3 // 16, head_dim * 3 // 16]
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
-    kind = AutoConfig.for_model(options["model_type"]).get_text_config().model_type
-    turn = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
-    options["text_config"] = {"model_type": kind, **_TEXT, **turn, **text}
-    config = AutoConfig.for_model(options.pop("model_type"), tie_word_embeddings=True, **turn, **options)
-    torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim < 2 or "position" in name:
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-            elif "visual" in name or "vision" in name or "projector" in name or "connector" in name:
-                parameter.normal_(0, 0.15)  # what is seen must matter
+    options |= {**shared, "text_config": {**text, "max_position_embeddings": 2048}}
+    model = random_model(AutoModelForImageTextToText, kind, 320, seed, **options)
+    for name, parameter in model.named_parameters():
+        if "projector" in name and parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)  # Gemma's is 0, but what is seen must matter
     return model.eval(), processor
 
 

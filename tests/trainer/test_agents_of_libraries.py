@@ -1,13 +1,13 @@
 """Agents as docs/agents.md writes them, with their libraries unchanged, train through `G2POTrainer`."""
 
-import json
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from letter_trainer import make_config
+from letter_trainer import make_config, played_in
 
 from g2po_trl import G2POTrainer
 
@@ -44,31 +44,22 @@ def agent_file(tmp_path, monkeypatch):
 
 def train(agent, folder, model, **options):
     """Train two iterations and return the trajectories of both."""
-    args = make_config(
-        folder / "run",
-        max_steps=2,
-        max_completion_length=8,
-        max_prompt_length=16384,
-        save_trajectories=True,
-        **options,
-    )
-    trainer = G2POTrainer(str(model), args, Dataset.from_list(QUESTIONS), agent=agent)
-    trainer.train()
-    trainer.close()
-    paths = sorted((folder / "run" / "trajectories").glob("train-*.jsonl"))
-    assert len(paths) == 2
-    return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
+    options |= {"max_steps": 2, "max_completion_length": 8, "max_prompt_length": 16384, "save_trajectories": True}
+    trainer = G2POTrainer(str(model), make_config(folder, **options), Dataset.from_list(QUESTIONS), agent=agent)
+    with closing(trainer):
+        trainer.train()
+    return played_in(trainer, 1) + played_in(trainer, 2)
 
 
 @pytest.mark.slow
 def test_the_openai_client(agent_file, tmp_path, tiny_model_dir):
-    played = train(f"{agent_file('def guess')}:guess", tmp_path, tiny_model_dir)
-    assert len(played) == 16 and {t["outcome"] for t in played} <= {"success", "failure"}
-    assert {len(t["steps"]) for t in played if t["outcome"] == "failure"} == {5}
+    played = train(f"{agent_file('def guess')}:guess", tmp_path / "run", tiny_model_dir)
+    assert len(played) == 16 and {t.outcome for t in played} <= {"success", "failure"}
+    assert {len(t.steps) for t in played if t.outcome == "failure"} == {5}
     for trajectory in played:
-        one, two = trajectory["steps"][:2]
-        begun = one["prompt_ids"] + one["completion_ids"]
-        assert two["prompt_ids"][: len(begun)] == begun
+        one, two = trajectory.steps[:2]
+        begun = one.prompt_ids + one.completion_ids
+        assert two.prompt_ids[: len(begun)] == begun
 
 
 @pytest.mark.slow
@@ -76,16 +67,16 @@ def test_smolagents(agent_file, tmp_path, tiny_model_dir):
     """A random model writes no code; the agent asks again until it is out of turns."""
     pytest.importorskip("smolagents")
     small = {"per_device_train_batch_size": 2, "num_generations": 2, "max_turns": 2}
-    played = train(f"{agent_file('smolagents')}:code", tmp_path, tiny_model_dir, **small)
-    assert len(played) == 4 and {len(t["steps"]) for t in played} == {2}
-    assert {t["outcome"] for t in played} == {"truncated"}
-    assert all(t["info"]["agent_error"].startswith("AgentGenerationError") for t in played)
+    played = train(f"{agent_file('smolagents')}:code", tmp_path / "run", tiny_model_dir, **small)
+    assert len(played) == 4 and {len(t.steps) for t in played} == {2}
+    assert {t.outcome for t in played} == {"truncated"}
+    assert all(t.info["agent_error"].startswith("AgentGenerationError") for t in played)
 
 
 @pytest.mark.slow
 def test_a_command_line_program(agent_file, tmp_path, tiny_model_dir):
     file = agent_file("python solve.py")
     (tmp_path / "solve.py").write_text(SOLVE)
-    played = train(f"{file}:agent", tmp_path, tiny_model_dir, per_device_train_batch_size=4)
-    assert len(played) == 8 and {len(t["steps"]) for t in played} == {2}
-    assert {t["outcome"] for t in played} == {"failure"} and not any(t.get("failure_reason") for t in played)
+    played = train(f"{file}:agent", tmp_path / "run", tiny_model_dir, per_device_train_batch_size=4)
+    assert len(played) == 8 and {len(t.steps) for t in played} == {2}
+    assert {t.outcome for t in played} == {"failure"} and not any(t.failure_reason for t in played)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import vision_models
 from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_config, make_letter_trainer
+from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_config, played_in
 from peft import LoraConfig
 from PIL import Image
 from vision_models import DrawnLetterEnvironment, by_hand, drawing
@@ -25,7 +25,7 @@ from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decod
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.trajectory import image_file, read_jsonl
+from g2po_trl.trajectory import image_file
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.utils.images import PLACE, as_picture
 
@@ -33,10 +33,13 @@ OTHERS = [one for one in vision_models.FAMILIES if one != "Qwen2.5-VL"]
 FAMILIES = ["Qwen2.5-VL", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
 
 
-def make_trainer(family, output, environment=DrawnLetterEnvironment, **options):
-    model, processor = vision_models.build(family)
-    options = {"max_turns": 3, "disable_tqdm": True, **options}
-    return make_letter_trainer(model, output, environment, processing_class=processor, **options)
+@pytest.fixture
+def make(make_trainer):
+    def make(family, environment=DrawnLetterEnvironment, **options):
+        model, processor = vision_models.build(family)
+        return make_trainer(environment, model=model, processing_class=processor, **{"max_turns": 3, **options})
+
+    return make
 
 
 def play_batch(trainer, episodes=4):
@@ -47,8 +50,8 @@ def play_batch(trainer, episodes=4):
 
 @pytest.mark.parametrize("history", [pytest.param("window", marks=pytest.mark.slow), "conversation"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_and_gradient_are_those_of_rows_alone(tmp_path, family, history):
-    trainer = make_trainer(family, tmp_path, history=history, beta=0.0, loss_type="dapo")
+def test_log_probabilities_and_gradient_are_those_of_rows_alone(make, family, history):
+    trainer = make(family, history=history, beta=0.0, loss_type="dapo")
     trajectories, batch = play_batch(trainer)
     steps = [step for one in trajectories for step in one.steps]
     assert {len(step.shown_images) for step in steps} == ({1, 2} if history == "conversation" else {1})
@@ -71,52 +74,43 @@ def test_log_probabilities_and_gradient_are_those_of_rows_alone(tmp_path, family
     (parts,), _ = trainer.update.split([batch])
     assert len(parts) > 1
     assert (flat_gradient(trainer, parts) - wanted).norm() / wanted.norm() < 1e-5
-    batch.images = [images[:-1] + [inverted(images[-1])] for images in batch.images]
+    batch.images = [[*images, as_picture(255 - np.array(last.open()))] for *images, last in batch.images]
     with torch.no_grad():
         other = trainer.update.score(trainer.model, trainer.update.micro_batch(batch))
     assert (other - scored).abs().max() > 1e-3, "what is seen matters"
-    trainer.close()
-
-
-def inverted(picture):
-    return as_picture(255 - np.array(picture.open()))
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_images_whose_tokens_see_each_other_are_padded(tmp_path, bf16):
+def test_images_whose_tokens_see_each_other_are_padded(make, bf16):
     """By the model's own rule: what is scored here is beyond the window, and bfloat16 would hide it elsewhere."""
-    trainer = make_trainer("Gemma 3", tmp_path, beta=0.0, bf16=bf16)
+    trainer = make("Gemma 3", beta=0.0, bf16=bf16)
     assert trainer.update.layout.kind == "shared"
     trainer.update.make_mini_batches(trainer.model, play_batch(trainer)[1])
     assert trainer.update.layout.kind == "padded"
-    trainer.close()
 
 
-def test_lora_checkpointing_and_resume_in_the_middle_of_an_iteration(tmp_path):
+def test_lora_checkpointing_and_resume_in_the_middle_of_an_iteration(make, tmp_path):
     options = {"peft_config": LoraConfig(target_modules="all-linear", r=2), "max_steps": 4, "steps_per_generation": 2}
     options |= {"per_device_train_batch_size": 4, "gradient_checkpointing": True, "beta": 0.1}
-    whole = make_trainer("Qwen2.5-VL", tmp_path / "whole", save_strategy="steps", save_steps=1, **options)
+    whole = make("Qwen2.5-VL", output="whole", save_strategy="steps", save_steps=1, **options)
     trained = [name for name, one in whole.model.named_parameters() if one.requires_grad]
     assert trained and not any("visual" in name for name in trained), "LoRA is on the language part"
     whole.train()
-    whole.close()
-    again = make_trainer("Qwen2.5-VL", tmp_path / "again", **options)
+    again = make("Qwen2.5-VL", output="again", **options)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    again.close()
     assert torch.equal(flat_weights(again), flat_weights(whole))
-    file = tmp_path / "whole" / "trajectories" / "train-000001.jsonl"
-    for step in (step for played in read_jsonl(file) for step in played.steps):
-        assert image_file(file, step.images[0]).is_file()
+    for step in (step for played in played_in(whole) for step in played.steps):
+        assert image_file(tmp_path / "whole" / "trajectories" / "x", step.images[0]).is_file()
         assert step.key == f"{step.observation}\n{step.images[0]}"
 
 
-def test_what_reads_text_alone_is_refused_before_any_work(tmp_path, tiny_model_dir):
+def test_what_reads_text_alone_is_refused_before_any_work(make_trainer):
     with pytest.raises(G2POError, match="the observation has 1 images, and the model reads only text"):
-        make_letter_trainer(tiny_model_dir, tmp_path, DrawnLetterEnvironment)
+        make_trainer(DrawnLetterEnvironment)
     model, processor = vision_models.build("Qwen2.5-VL")
     processor.chat_template = processor.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(G2POError, match="the chat template writes .* 0 times for 1 images"):
-        make_letter_trainer(model, tmp_path, DrawnLetterEnvironment, processing_class=processor)
+        make_trainer(DrawnLetterEnvironment, model=model, processing_class=processor)
 
 
 def test_who_cannot_take_images_says_so_before_the_first_rollout(tmp_path):
@@ -127,10 +121,8 @@ def test_who_cannot_take_images_says_so_before_the_first_rollout(tmp_path):
     seen = Observation("a", images=[as_picture(drawing(1))])
     sharded = TransformersEngine(processor.tokenizer, [1], None, is_collective=True)
     sharded.read_images(processor)
-    for engine, why in (
-        (sharded, "is sharded"),
-        (RequestEngine(processor.tokenizer, [1]), "set engine='transformers'"),
-    ):
+    requests = RequestEngine(processor.tokenizer, [1])
+    for engine, why in ((sharded, "is sharded"), (requests, "set engine='transformers'")):
         with pytest.raises(G2POError, match=f"the observation has 1 images, and .*{why}"):
             PromptActor(engine, ChatEncoder(processor)).choose_template(seen)
 
@@ -151,15 +143,14 @@ class Sketchbook(LetterEnvironment):
 
 
 @pytest.mark.parametrize("history", ["window", pytest.param("conversation", marks=pytest.mark.slow)])
-def test_the_first_images_of_a_run_may_come_later(tmp_path, history):
+def test_the_first_images_of_a_run_may_come_later(make, history):
     """The engine's log-probabilities are compared with those that see them; what no processor reads is an error."""
     options = {"history": history, "max_steps": 1, "max_error_rate": 1.0}
-    trainer = make_trainer("Qwen2.5-VL", tmp_path, Sketchbook, dataset=TASKS.select(range(2)), **options)
+    trainer = make("Qwen2.5-VL", Sketchbook, dataset=TASKS.select(range(2)), **options)
     assert trainer.update.layout.kind == "shared"
     trainer.train()
-    trainer.close()
     assert trainer.update.layout.kind == "shared" and trainer.update.layout.has_images
-    played = list(read_jsonl(tmp_path / "trajectories" / "train-000001.jsonl"))
+    played = played_in(trainer)
     assert {one.outcome for one in played if one.row["seed"] != 1} <= {"success", "failure", "truncated"}
     reasons = [one.error for one in played if one.row["seed"] == 1]
     assert reasons and all("invalid: the processor refuses an image" in one and "4000" in one for one in reasons)
@@ -196,17 +187,16 @@ def test_a_worker_sends_bytes_once_and_names_no_file(tmp_path):
     answer = Answer(1, "d", validate_observation(Observation("a", images=[picture]), "it"))
     first, second = encode(answer, shown), encode(answer, shown)
     assert len(first) > 1000 > len(second)
+    Path(tmp_path / "secret.png").write_bytes(picture.png)
+    cut = {picture: base64.b64encode(picture.png[:-20]).decode()}
     with pytest.raises(InvalidAnswerError):
         decode(second, known)
     assert decode(first, known) == decode(second, known) == answer
-    Path(tmp_path / "secret.png").write_bytes(picture.png)
-    forged = json.loads(second)
-    forged[2]["images"] = [[str(tmp_path / "secret.png")], {}]
-    with pytest.raises(InvalidAnswerError):
-        decode(json.dumps(forged).encode(), known)
-    forged[2]["images"] = [[picture], {picture: base64.b64encode(picture.png[:-20]).decode()}]
-    with pytest.raises(InvalidAnswerError):
-        decode(json.dumps(forged).encode(), {})
+    for images, those in (([[str(tmp_path / "secret.png")], {}], known), ([[picture], cut], {})):
+        forged = json.loads(second)
+        forged[2]["images"] = images
+        with pytest.raises(InvalidAnswerError):
+            decode(json.dumps(forged).encode(), those)
 
 
 NO_IMAGES = ["https://a.b/c.png", "/no/file.png", "data:image/png;base64,?", 3, np.zeros((4, 4))]

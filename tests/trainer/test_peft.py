@@ -3,7 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES
-from letter_trainer import make_config
+from letter_trainer import logged, make_config
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from refusals import refused
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,6 @@ OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
 
 def parameters(model, trained):
     return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad == trained}
-
-
-def kl_of(trainer):
-    return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
 
 
 @pytest.mark.parametrize("family", ["Qwen3.5, images", "Qwen2.5-VL", "Gemma-3, images", "Qwen2"])
@@ -70,31 +66,27 @@ def test_lora(make_trainer, tmp_path, tiny_model_dir):
     base, adapter = parameters(trainer.model, False), parameters(trainer.model, True)
     assert adapter and all("lora_" in name for name in adapter)
     trainer.train()
-    kl = kl_of(trainer)
+    kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
     after = dict(trainer.model.named_parameters())
     assert all(torch.equal(after[name], weight) for name, weight in base.items())
     assert any(not torch.equal(after[name], weight) for name, weight in adapter.items())
 
     trainer.save_model()
-    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    out = tmp_path / "out"
+    assert [path.name for path in out.glob("*.safetensors")] == ["adapter_model.safetensors"]
     trainer.create_model_card()
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "library_name: peft" in card
-    assert "LORA, rank 4, alpha 8" in card
-    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("go north")["input_ids"]])
+    card = (out / "README.md").read_text()
+    assert "library_name: peft" in card and "LORA, rank 4, alpha 8" in card
+    ids = torch.tensor([AutoTokenizer.from_pretrained(out)("go north")["input_ids"]])
     trainer.model.eval()
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
     with torch.no_grad():
         ours = trainer.model(input_ids=ids).logits
-        loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-        assert torch.allclose(loaded(input_ids=ids).logits, ours, atol=1e-6)
-        merged = loaded.merge_and_unload()
-        assert torch.allclose(merged(input_ids=ids).logits, ours, atol=1e-5)
-        plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
         assert not torch.allclose(plain(input_ids=ids).logits, ours, atol=1e-4)
-        assert torch.allclose(
-            PeftModel.from_pretrained(plain, tmp_path / "out").eval()(input_ids=ids).logits, ours, atol=1e-6
-        )
+        for loaded in (AutoPeftModelForCausalLM.from_pretrained(out), PeftModel.from_pretrained(plain, out)):
+            assert torch.allclose(loaded.eval()(input_ids=ids).logits, ours, atol=1e-6)
+            assert torch.allclose(loaded.merge_and_unload()(input_ids=ids).logits, ours, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -120,7 +112,7 @@ def test_qlora(dtype, make_trainer, tmp_path):
         return trainer
 
     trainer = run("out", 4)
-    kl = kl_of(trainer)
+    kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
     assert trainer.update.layout.kind == "shared"
     trainer.save_model()

@@ -1,6 +1,5 @@
 """The real trainer on a tiny random model: exactness of the gradient, learning, and bad input."""
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,10 +94,8 @@ def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer):
 
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo", "luspo", "vespo"])  # every gradient: above
 def test_training_twice_on_a_rollout_moves_weights(make_trainer, loss_type):
-    level = "sequence" if loss_type == "luspo" else "token"
-    trainer = make_trainer(
-        loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
-    )
+    options = {"importance_sampling_level": "sequence" if loss_type == "luspo" else "token", "max_steps": 4}
+    trainer = make_trainer(loss_type=loss_type, steps_per_generation=2, num_iterations=2, **options)
     before = flat_weights(trainer)
     trainer.train()
     moved = (flat_weights(trainer) - before).abs().max()
@@ -174,25 +171,19 @@ def test_train_on_letters_raises_the_success_rate(make_trainer, tmp_path):
     trainer.train()
     after = trainer.evaluate()["eval_success_rate"]
     assert before < 0.5 and after > 0.9
-    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    entries = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
     assert [entry["success_rate"] for entry in entries] == [before, after]
     assert entries[0]["panel"] == entries[1]["panel"] and entries[0]["episodes"] == 64
 
 
-def test_evaluate_twice_repeats_exactly_and_keeps_the_random_state(make_trainer):
-    trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=4, eval_temperature=1.0)
-    state = torch.random.get_rng_state()
-    first, second = trainer.evaluate(), trainer.evaluate()
-    same = [name for name in first if "runtime" not in name]
-    assert [first[n] for n in same if first[n] == first[n]] == [second[n] for n in same if second[n] == second[n]]
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 @pytest.mark.filterwarnings("ignore:output_dir is .*, which holds another run")
-def test_evaluate_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
+def test_evaluate_at_two_temperatures_is_two_panels_that_repeat_exactly(make_trainer, tmp_path):
     options = {"eval_dataset": TASKS, "num_generations_eval": 4}
-    both = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options).evaluate()
-    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    trainer = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options)
+    state = torch.random.get_rng_state()
+    both = trainer.evaluate()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    entries = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
     assert [(one["name"], one["temperature"]) for one in entries] == [("eval_t0_5", 0.5), ("eval", 1.0)]
     assert [both[f"{one['name']}_success_rate"] for one in entries] == [one["success_rate"] for one in entries]
     names = {path.name for path in (tmp_path / "out" / "trajectories").iterdir()}
@@ -253,7 +244,7 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer,
     assert entry["episode/success_rate"] <= 0.5 and entry["update/step_samples"] == 32
     metrics = trainer.evaluate()
     assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
-    written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
+    *_, written = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
     assert written["failure_reasons"] == {"prompt too long": 4}
     trainer = make_trainer(WordyEnvironment, max_error_rate=0.4, overwrite=True, **options)
     with refused("max_error_rate"):
@@ -316,14 +307,11 @@ def test_an_environment_that_does_not_fit_is_refused_by_its_name(make_trainer, o
         make_trainer(**options)
 
 
-def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir, tmp_path):
-    bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(tiny_model_dir).save_pretrained(bare)
+def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     tokenizer.chat_template = None
-    tokenizer.save_pretrained(bare)
     with refused("chat_template"):
-        make_trainer(model=bare)
+        make_trainer(processing_class=tokenizer)
 
 
 def test_output_dir_that_cannot_be_written_is_refused(make_trainer, tmp_path):
@@ -355,16 +343,19 @@ def test_arguments_of_another_trainer_are_refused(tmp_path, tiny_model_dir):
             G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, None, LetterEnvironment, **{name: len})
 
 
-def test_an_option_changed_after_it_was_read_is_refused(make_trainer):
-    trainer = make_trainer()
-    trainer.args.temperature = 0.5
-    with refused("temperature"):
+@pytest.mark.parametrize(
+    ("options", "changes", "field"),
+    [({}, {"temperature": 0.5}, "temperature"), ({"advantage_fn": lambda graph: np.zeros(3)}, {}, "advantage_fn")],
+)
+def test_what_training_refuses(make_trainer, options, changes, field):
+    trainer = make_trainer(**options)
+    vars(trainer.args).update(changes)
+    with refused(field):
         trainer.train()
 
 
 def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny_model_dir):
-    args = make_config(tmp_path)
-    trainer = G2POTrainer(str(tiny_model_dir), args, TASKS, None, Lamp, DEFAULT_PROMPT)
+    trainer = G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, None, Lamp, DEFAULT_PROMPT)
     trainer.close()
     assert trainer.player.actor.template is trainer.setup.prompt_template is DEFAULT_PROMPT
 
@@ -380,12 +371,6 @@ def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
     trainer.args.hub_private_repo = True
     with pytest.raises(HubError, match=r"hf upload no/such/name \S+ --private --exclude"):
         trainer.push_to_hub(private=None)
-
-
-def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
-    trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
-    with refused("advantage_fn"):
-        trainer.train()
 
 
 def test_train_called_again_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):
