@@ -72,8 +72,8 @@ class SeededEngine(ScriptedStream):
         return self.cut(Completion(ids, [-1.0] * len(ids)), sampling)
 
 
-def play_scripted(engine, encode, tasks, environment, write, max_turns=4, **options):
-    """Play by an engine of this class that writes `write(prompt's text)`, without its end if it is cut off.
+def play_scripted(kind, encode, tasks, environment, write, max_turns=4, **options):
+    """Play by an engine of this class that writes `write(prompt's text)` as far as it may.
 
     Returns trajectories, statistics, and the prompts of each call of the engine.
     """
@@ -82,10 +82,12 @@ def play_scripted(engine, encode, tasks, environment, write, max_turns=4, **opti
     def generate(prompts):
         calls.append(prompts)
         texts = [write(encode.tokenizer.decode(prompt)) for prompt in prompts]
-        return [Completion(encode.tokenizer(text)["input_ids"], complete="<|im_end|>" in text) for text in texts]
+        return [Completion(encode.tokenizer(text)["input_ids"]) for text in texts]
 
+    engine = kind(encode.tokenizer, generate)
+    engine.cuts = True
     with EnvironmentPool(environment, PoolLimits(1)) as pool:
-        actor = PromptActor(engine(encode.tokenizer, generate), encode, **{"template": WITH_ACTIONS, **options})
+        actor = PromptActor(engine, encode, **{"template": WITH_ACTIONS, **options})
         trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
     return trajectories, stats, calls
 

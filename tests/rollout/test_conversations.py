@@ -30,19 +30,11 @@ from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Step
 
 
-class Turns(ScriptedEngine):
-    cuts = True
-
-
-class Streams(ScriptedStream):
-    cuts = True
-
-
-class CollectiveEngine(Turns):
+class CollectiveEngine(ScriptedEngine):
     is_collective = True
 
 
-@pytest.fixture(params=[Turns, Streams, CollectiveEngine], ids=["turns", "streams", "collective"])
+@pytest.fixture(params=[ScriptedEngine, ScriptedStream, CollectiveEngine], ids=["turns", "streams", "collective"])
 def play(request, encode):
     return functools.partial(play_scripted, request.param, encode)
 
@@ -185,36 +177,6 @@ def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, mo
     assert refused.failure_reason == "conversation refused: the chat template raises TemplateError: too old"
 
 
-class Drawer:
-    """Tools of both kinds, one of which fails."""
-
-    def reset(self, **row):
-        self.opened = 0
-        return " It is shut."
-
-    def get_reward(self):
-        return float(self.opened)
-
-    async def listen(self) -> str:
-        """
-        Listen at the drawer.
-        """
-        await asyncio.sleep(0)
-        return f"{self.opened} times"
-
-    def open(self, hard: bool = False) -> str:
-        """
-        Open the drawer.
-
-        Args:
-            hard: with force.
-        """
-        if hard:
-            raise RuntimeError("it broke")
-        self.opened += 1
-        return "opened"
-
-
 def call(name, **arguments):
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -229,9 +191,9 @@ def written(encoder, calls, content=""):
 
 def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
     """Return the messages and the prompts' ids of TRL's own loop, with these completions."""
-    environment, prompts = Drawer(), []
+    environment, prompts = Safe(), []
     prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + environment.reset()}]
-    tools = [environment.listen, environment.open]
+    tools = [environment.listen, environment.turn]
     template = encoder.encode.text._passed_template
     loop, reader = asyncio.new_event_loop(), encoder.tools.own
 
@@ -242,7 +204,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
     trainer = SimpleNamespace(
         processing_class=tokenizer, _tokenizer=reader, chat_template=template, chat_template_kwargs={}, _is_vlm=False,
         tools=tools, environment_factories=None, max_tool_calling_iterations=max_completions - 1, use_vllm=False,
-        _sync_tool_dicts=[{"open": environment.open}], _async_tool_dicts=[{"listen": environment.listen}],
+        _sync_tool_dicts=[{"turn": environment.turn}], _async_tool_dicts=[{"listen": environment.listen}],
         max_completion_length=10**6, model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**6)),
         async_loop=loop, _generate_single_turn=generate,
     )  # fmt: skip
@@ -259,8 +221,8 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
 
 
 def rollout_of_ours(encoder, prompt, script, max_completions):
-    factory = text_environment_factory(Drawer, EpisodeLimits(max_completions), "conversation")
-    environment, episode = factory(), Episode("drawer")
+    factory = text_environment_factory(Safe, EpisodeLimits(max_completions), "conversation")
+    environment, episode = factory(), Episode("safe")
     conversations = Conversations(encoder, PromptTemplate("", ""), None, RolloutStats())
     episode.open(environment.reset(prompt=prompt))
     prompts = []
@@ -283,11 +245,11 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
     """Message by message and id by id: several calls, errors, unknown tools, async tools, the end."""
     tokenizer = tokenizer_of(name)
     encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
-    prompt = [user("Open the drawer.")]
+    prompt = [user("Open the safe. ")]
     texts = [
-        written(encoder, [call("open", hard=False)]),
-        written(encoder, [call("listen"), *([] if name.startswith("llama") else [call("open", hard=False)])]),
-        written(encoder, [call("open", hard=True)]),
+        written(encoder, [call("turn", digit=1)]),
+        written(encoder, [call("listen"), *([] if name.startswith("llama") else [call("turn", digit=1)])]),
+        written(encoder, [call("turn", digit=2, hard=True)]),  # which raises
         written(encoder, [call("close")]),
         written(encoder, [], "That is all."),
     ]
@@ -307,10 +269,10 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
 
 
 SAID = {
-    "known": '<tool_call>{"name": "open", "arguments": {}}</tool_call>',
+    "known": '<tool_call>{"name": "turn", "arguments": {"digit": 1}}</tool_call>',
     "unknown": '<tool_call>{"name": "burn", "arguments": {}}</tool_call>',
-    "unreadable": '<tool_call>{"name": "open"</tool_call>',
-    "none": "I open the drawer",
+    "unreadable": '<tool_call>{"name": "turn"</tool_call>',
+    "none": "I turn the dial",
 }
 
 
@@ -322,11 +284,11 @@ def test_tool_calls_are_counted_as_called_readable_and_known(play, history):
     def write(prompt):
         return SAID[max(SAID, key=lambda kind: prompt.rfind(f" {kind} "))] + "<|im_end|>"
 
-    factory = text_environment_factory(Drawer, EpisodeLimits(1), history)
+    factory = text_environment_factory(Safe, EpisodeLimits(1), history)
     wording = {"template": TOOL_PROMPT} if history == "window" else {}
     trajectories, _, _ = play(tasks, factory, write, max_turns=1, history=history, **wording)
     kinds = [t.steps[0].call for t in trajectories]
-    summary, by_hand = summarize(trajectories), call_metrics([t.to_dict() for t in trajectories], {"open", "listen"})
+    summary, by_hand = summarize(trajectories), call_metrics([t.to_dict() for t in trajectories], {"turn", "listen"})
     if history == "window":
         assert kinds == ["readable", "readable", "unreadable", "none", "none"]
         assert "known_call_ratio" not in summary
