@@ -57,19 +57,19 @@ def pairs_of_blocks():
         yield without("messages", walk, calls=calls)
 
 
+def whole(field, read, **more):
+    """Each episode on a line, in other words."""
+    return [without("messages", walk, **{field: read(walk["messages"])}, **more) for walk in WALKS]
+
+
+ROBOT = SYSTEM["content"]
 FORMS = {
     "conversations": (WALKS, {}),
-    "calls of an episode": ([without("messages", w, calls=as_calls(w["messages"])) for w in WALKS], {}),
+    "calls of an episode": (whole("calls", as_calls), {}),
     "single calls": ([*single_calls()], {}),
-    "items": (
-        [without("messages", w, instructions=SYSTEM["content"], items=as_items(w["messages"][1:])) for w in WALKS],
-        {"input.reasoning": 4},
-    ),
+    "items": (whole("items", lambda chat: as_items(chat[1:]), instructions=ROBOT), {"input.reasoning": 4}),
     "pairs of items": ([*pairs_of_items()], {"input.reasoning": 4}),
-    "blocks": (
-        [{**w, "system": SYSTEM["content"], "messages": as_blocks(w["messages"][1:])} for w in WALKS],
-        {"messages.thinking": 4},
-    ),
+    "blocks": (whole("messages", lambda chat: as_blocks(chat[1:]), system=ROBOT), {"messages.thinking": 4}),
     "pairs of blocks": ([*pairs_of_blocks()], {"messages.thinking": 6}),
 }
 
@@ -84,12 +84,9 @@ def test_each_form_by_hand(lines, skipped):
     graph = credit_traces(traces, unscaled, gamma=0.5)
     assert [step.advantage for step in traces.steps] == BY_HAND
     names = ("episode", "call", "advantage", "value", "visits")
-    assert [tuple(row[name] for name in names) for row in rows(traces, graph)] == [
-        ("won", 1, 7.5, 1.0, 2),
-        ("won", 2, 6.5, 4.0, 1),
-        ("lost", 1, -8.5, 1.0, 2),
-        ("lost", 2, -5.5, 0.0, 1),
-    ]
+    found = [tuple(row[name] for name in names) for row in rows(traces, graph)]
+    assert found[:2] == [("won", 1, 7.5, 1.0, 2), ("won", 2, 6.5, 4.0, 1)]
+    assert found[2:] == [("lost", 1, -8.5, 1.0, 2), ("lost", 2, -5.5, 0.0, 1)]
     (group,) = traces.groups
     assert [t.outcome for t in group] == ["success", "failure"] and {t.task_id for t in group} == {"mug"}
     first, second = group[0].steps
@@ -226,24 +223,23 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
 
 
+def traces_of_images(chat, block, item):
+    """A call in each protocol, with an image as its part of a message."""
+    parts = ("messages", chat), ("messages", block), ("input", item)
+    line = {"task_id": "t", "episode_id": "e", "reward": 1, "response": "yes"}
+    return trajectories_of_traces({**line, field: [{"role": "user", "content": [part]}]} for field, part in parts)
+
+
 def test_images_that_a_log_does_not_contain_tell_states_apart():
     """They are skipped and counted; what shows different ones alone is not one state."""
     keys = []
     for name in "aab":
         chat = {"type": "image_url", "image_url": {"url": f"https://a.b/{name}.png"}}
         block = {"type": "image", "source": {"type": "file", "file_id": name}}
-        item = {"type": "input_image", "file_id": name}
-        asked = [{field: [{"role": "user", "content": [part]}]} for field, part in in_turn(chat, block, item)]
-        lines = [{"task_id": "t", "episode_id": "e", "reward": 1, **one, "response": "yes"} for one in asked]
-        traces = trajectories_of_traces(lines)
+        traces = traces_of_images(chat, block, {"type": "input_image", "file_id": name})
         assert sum(traces.skipped.values()) == 3
         keys.append([step.key for step in traces.steps])
     assert keys[0] == keys[1] and not set(keys[0]) & set(keys[2])
-
-
-def in_turn(chat, block, item):
-    """A part of each protocol, with the field of a request that has it."""
-    return ("messages", chat), ("messages", block), ("input", item)
 
 
 def test_images_in_each_protocol():
@@ -251,15 +247,10 @@ def test_images_in_each_protocol():
     keys = []
     for shade in (0, 200):
         picture = as_picture(np.full((4, 4, 3), shade, np.uint8))
+        chat = {"type": "image_url", "image_url": {"url": picture.data_url}}
         data = base64.b64encode(picture.png).decode()
         block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-        chat = {"type": "image_url", "image_url": {"url": picture.data_url}}
-        parts = in_turn(chat, block, {"type": "input_image", "image_url": picture.data_url})
-        walks = [
-            {field: [{"role": "user", "content": [part]}, {**call("x"), "content": "go"}]} for field, part in parts
-        ]
-        walks[2] = {"items": walks[2]["input"]}
-        traces = trajectories_of_traces([{"task_id": "t", "reward": 1, **walk} for walk in walks])
+        traces = traces_of_images(chat, block, {"type": "input_image", "image_url": picture.data_url})
         assert [step.images for step in traces.steps] == [[picture]] * 3 and not traces.skipped
         keys.append({step.key for step in traces.steps})
     assert [len(one) for one in keys] == [1, 1] and keys[0] != keys[1]
@@ -269,10 +260,8 @@ def test_images_in_each_protocol():
 def test_an_output_in_each_form_is_the_response(asked):
     """Texts and chat completions, in the fields that many libraries name so."""
     outputs = ["4", CHAT[4], [CHAT[4]], {"choices": [{"message": CHAT[4]}]}]
-    lines = [
-        {"task_id": "t", "episode_id": n, "reward": 1, asked: CHAT[:4], "output": output}
-        for n, output in enumerate(outputs)
-    ]
+    line = {"task_id": "t", "reward": 1, asked: CHAT[:4]}
+    lines = [{**line, "episode_id": number, "output": output} for number, output in enumerate(outputs)]
     _, expected = trajectories_of_traces([{"task_id": "t", "reward": 1, "messages": CHAT[:5]}]).steps
     steps = trajectories_of_traces(lines).steps
     assert [action_text(step) for step in steps] == ["4", *[action_text(expected)] * 3]
@@ -300,8 +289,8 @@ def test_calls_beside_blocks_stay():
 
 def test_fields_that_are_null_are_missing():
     """As writers of records leave them, in each form."""
-    names = ("messages", "calls", "request", "response", "input", "system", "episode_id", "id", "success")
-    nulls = dict.fromkeys(names)
+    names = "messages calls request response input system episode_id id success"
+    nulls = dict.fromkeys(names.split())
     body = {**nulls, "messages": [TASK], "previous_response_id": None}
     calls = [{**nulls, "request": body, "response": "ok"}, {**nulls, "messages": [TASK], "response": "ok"}]
     lines = [{**nulls, **LINE}, {**nulls, "task_id": "t", "reward": None, "calls": calls}, {**nulls, **CALL}]

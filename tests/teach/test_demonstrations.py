@@ -36,57 +36,55 @@ def episodes(tasks):
     return [{"task_id": str(n), "task": task, "seed": n} for n, task in enumerate(tasks)]
 
 
-def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, stops=None, max_turns=6, **options):
+def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, max_turns=6, **options):
     tokenizer = tokenizer or build_tokenizer()
-    engine = Engine(tokenizer, stops or [tokenizer.eos_token_id])
+    engine = Engine(tokenizer, [tokenizer.eos_token_id])
     actor = ExpertActor(engine, ChatEncoder(tokenizer), template, expert=expert, **options)
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         return Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)[0]
 
 
+def in_corridors(expert, lengths, answer=carried_answer, **options):
+    """Episodes of corridors of these lengths, by an expert."""
+    return play(
+        partial(ExpertEnvironment, Corridor, expert), episodes([{"length": n} for n in lengths]), answer, **options
+    )
+
+
+PLAIN = PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)
+CHAT = {"history": "conversation"}
+SAFE, TALK_TO_SAFE = (
+    text_environment_factory(Safe, EpisodeLimits(6), history) for history in ("window", "conversation")
+)
 GAMES = {
-    "window": (Corridor, [{"length": 3}], {}),
-    "conversation": (Corridor, [{"length": 3}], {"history": "conversation"}),
-    "plain": (
-        Corridor,
-        [{"length": 2}],
-        {"template": PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)},
-    ),
-    "tools in prose": (
-        text_environment_factory(Safe, EpisodeLimits(6), "conversation"),
-        [{"code": "12"}],
-        {"history": "conversation"},
-    ),
-    "tools in a window": (
-        text_environment_factory(Safe, EpisodeLimits(6)),
-        [{"code": "12"}],
-        {"template": TOOL_PROMPT},
-    ),
+    "window": (Corridor, {"length": 3}, {}),
+    "conversation": (Corridor, {"length": 3}, CHAT),
+    "plain": (Corridor, {"length": 2}, {"template": PLAIN}),
+    "tools in prose": (TALK_TO_SAFE, {"code": "12"}, CHAT),
+    "tools in a window": (SAFE, {"code": "12"}, {"template": TOOL_PROMPT}),
     "native tools": (
-        text_environment_factory(Safe, EpisodeLimits(6), "conversation"),
-        [{"code": "12", "prompt": "Open it. "}],
-        {"history": "conversation", "tokenizer": tokenizer_of("qwen2_5")},
+        TALK_TO_SAFE,
+        {"code": "12", "prompt": "Open it. "},
+        {**CHAT, "tokenizer": tokenizer_of("qwen2_5")},
     ),
 }
-EXPERTS = {Corridor: Corridor.expert}
 
 
 @pytest.mark.parametrize("name", GAMES)
 def test_the_model_that_answers_so_is_asked_the_same(name):
     """An engine that generates a demonstration's completions gets its prompts, and succeeds, in every format."""
-    factory, tasks, options = GAMES[name]
-    expert = EXPERTS.get(factory, open_safe)
-    (shown,) = play(partial(ExpertEnvironment, factory, expert), episodes(tasks), carried_answer, **options)
+    factory, task, options = GAMES[name]
+    expert = Corridor.expert if factory is Corridor else open_safe
+    (shown,) = play(partial(ExpertEnvironment, factory, expert), episodes([task]), carried_answer, **options)
     assert shown.success and len(shown.steps) > 1
     assert all(step.valid for step in shown.steps)
     answers = {tuple(step.prompt_ids): step.completion_ids for step in shown.steps}
-    options = {"template": DEFAULT_PROMPT} | options
-    tokenizer = options.pop("tokenizer", None) or build_tokenizer()
+    options = {"template": DEFAULT_PROMPT, "tokenizer": build_tokenizer()} | options
+    tokenizer = options.pop("tokenizer")
     engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(answers[tuple(ids)]) for ids in prompts])
+    actor = PromptActor(engine, ChatEncoder(tokenizer), **options)
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
-        (played,), _ = Player(pool, PromptActor(engine, ChatEncoder(tokenizer), **options), EpisodeLimits(6)).play(
-            tasks
-        )
+        (played,), _ = Player(pool, actor, EpisodeLimits(6)).play([task])
     assert played.success and [step.action for step in played.steps] == [step.action for step in shown.steps]
 
 
@@ -117,52 +115,49 @@ def test_an_agent_is_answered_by_its_messages_and_tools():
 
 
 def test_a_conversation_is_one_row_and_each_window_another():
-    factory, tasks = partial(ExpertEnvironment, Corridor, Corridor.expert), episodes([{"length": 3}])
-    (talked,) = play(factory, tasks, carried_answer, history="conversation")
+    (talked,) = in_corridors(Corridor.expert, [3], history="conversation")
     (row,) = build_rows([talked])
     last = talked.steps[-1]
     assert row["input_ids"] == [*last.prompt_ids, *last.completion_ids] and row["actions"] == 3
     taught = [token for token in row["labels"] if token != -100]
     assert taught == [token for step in talked.steps for token in step.completion_ids]
     assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
-    (seen,) = play(factory, tasks, carried_answer)
+    (seen,) = in_corridors(Corridor.expert, [3])
     rows = build_rows([seen])
     assert [row["input_ids"] for row in rows] == [[*s.prompt_ids, *s.completion_ids] for s in seen.steps]
     assert [row["labels"] for row in rows] == [[-100] * len(s.prompt_ids) + s.completion_ids for s in seen.steps]
 
 
 def test_a_completion_ends_as_the_chat_template_ends_a_message():
-    (shown,) = play(partial(ExpertEnvironment, Corridor, Corridor.expert), episodes([{"length": 1}]), carried_answer)
+    (shown,) = in_corridors(Corridor.expert, [1])
     text = build_tokenizer().decode(shown.steps[0].completion_ids)
     assert text == "<think></think><action>go right</action><|im_end|>"
 
 
 def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
-    factory, tasks = partial(ExpertEnvironment, Corridor, go), episodes([{"length": 2}] * 12)
-    first, again = (play(factory, tasks, carried_answer) for _ in range(2))
+    first, again = (in_corridors(go, [2] * 12) for _ in range(2))
     assert [t.to_dict() for t in first] == [t.to_dict() for t in again]
     assert {t.outcome for t in first} == {"success", "failure"}
     assert {step.state_key for t in first for step in t.steps} <= {"key 0", "key 1"}
 
 
 def test_an_expert_that_gives_up_or_raises_fails_alone():
-    factory = partial(ExpertEnvironment, Corridor, sometimes)
-    shown = play(factory, episodes([{"length": length} for length in (1, 2, 3)]), carried_answer)
+    shown = in_corridors(sometimes, [1, 2, 3])
     assert [t.outcome for t in shown] == ["success", "error", "failure"]
     assert "KeyError" in shown[1].error and shown[2].failure_reason == "no answer: the expert gave up"
 
 
 def test_recorded_episodes_are_played_again():
-    right, left = (
-        play(partial(ExpertEnvironment, Corridor, expert), episodes([{"length": 2}]), carried_answer)[0]
-        for expert in (Corridor.expert, always_left)
-    )
-    again = play(Corridor, [{"length": 2}, {"length": 2}], partial(recorded_answer, [right, left]))
-    assert [[step.action for step in t.steps] for t in again] == [["go right"] * 2, ["go left"]]
-    (longer,) = play(Corridor, [{"length": 3}], partial(recorded_answer, [right]))
+    def again(lengths, *recorded):
+        return play(Corridor, [{"length": n} for n in lengths], partial(recorded_answer, recorded))
+
+    right, left = (in_corridors(expert, [2])[0] for expert in (Corridor.expert, always_left))
+    played = again([2, 2], right, left)
+    assert [[step.action for step in t.steps] for t in played] == [["go right"] * 2, ["go left"]]
+    (longer,) = again([3], right)
     assert longer.outcome == "failure" and len(longer.steps) == 2
     right.steps[1].valid = False
-    (stopped,) = play(Corridor, [{"length": 2}], partial(recorded_answer, [right]))
+    (stopped,) = again([2], right)
     assert stopped.outcome == "failure" and len(stopped.steps) == 1, "no completion without the format is taught"
 
 
@@ -178,39 +173,30 @@ ENDLESS = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ messag
 
 
 @pytest.mark.parametrize(
-    ("field", "expert", "options"),
+    ("field", "expert", "template", "chat_template"),
     [
-        ("expert", number, {}),
-        ("messages", two_texts, {}),
-        ("parse_completion", Corridor.expert, {"template": PICKY}),
-        ("chat_template", Corridor.expert, {"chat_template": ENDLESS}),
+        ("expert", number, DEFAULT_PROMPT, CHAT_TEMPLATE),
+        ("messages", two_texts, DEFAULT_PROMPT, CHAT_TEMPLATE),
+        ("parse_completion", Corridor.expert, PICKY, CHAT_TEMPLATE),
+        ("chat_template", Corridor.expert, DEFAULT_PROMPT, ENDLESS),
     ],
 )
-def test_an_answer_that_cannot_be_written_is_refused(field, expert, options):
+def test_an_answer_that_cannot_be_written_is_refused(field, expert, template, chat_template):
     tokenizer = build_tokenizer()
-    tokenizer.chat_template = options.pop("chat_template", CHAT_TEMPLATE)
+    tokenizer.chat_template = chat_template
     with refused(field):
-        play(
-            partial(ExpertEnvironment, Corridor, expert),
-            episodes([{"length": 1}]),
-            carried_answer,
-            tokenizer,
-            **options,
-        )
+        in_corridors(expert, [1], tokenizer=tokenizer, template=template)
 
 
-@pytest.mark.parametrize(
-    ("asked", "answered", "spoken"),
-    [
+def test_what_is_spoken_after_a_prompt():
+    for asked, answered, spoken in (
         ("ask: ", "ask: yes", "yes"),
         ("ask: <think>\n", "ask: yes", "</think>\n\nyes"),
         ("ask: <think>\n\n</think>\n\n", "ask: <think></think>yes", "yes"),
-    ],
-)
-def test_what_is_spoken_after_a_prompt(asked, answered, spoken):
-    assert spoken_after(asked, answered) == spoken
-    with refused("chat_template"):
-        spoken_after(f"Be brief. {asked}", answered)
+    ):
+        assert spoken_after(asked, answered) == spoken
+        with refused("chat_template"):
+            spoken_after(f"Be brief. {asked}", answered)
 
 
 def test_where_an_expert_is_found(tmp_path):

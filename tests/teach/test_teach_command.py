@@ -70,26 +70,26 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
     assert max(map(len, said.splitlines())) <= 120, said
     *_, exams, more, start = said.splitlines()
     assert "g2po view runs/game-start" in exams and "more --num-episodes" in more
-    assert (
-        "g2po train letters" in start
-        and not json.loads((game / "runs/game-start/teaching.json").read_text())["reached"]
-    )
+    about = json.loads((game / "runs/game-start/teaching.json").read_text())
+    assert "g2po train letters" in start and not about["reached"]
     view_main(["runs/game-start", "--text"])
     assert "Evaluation exam, step 1: 0.0 % of 16 episodes solved" in capsys.readouterr().out
 
 
 REFUSED = {
-    "expert": ["--expert letters_to_teach.py:misled", "--demonstration_turns 1"],
-    "num_exam_tasks": ["--num_exam_tasks 8"],
-    "prompt": ["--prompt letters_to_teach.py:expert"],
-    "demonstrations": ["--demonstrations none.jsonl", "--demonstrations recorded.jsonl"],
-    "random_episodes": ["--random_episodes 4"],
-    "max_completion_length": ["--max_completion_length 1"],
+    "--expert letters_to_teach.py:misled": "expert",
+    "--demonstration_turns 1": "expert",
+    "--num_exam_tasks 8": "num_exam_tasks",
+    "--prompt letters_to_teach.py:expert": "prompt",
+    "--demonstrations none.jsonl": "demonstrations",
+    "--demonstrations recorded.jsonl": "demonstrations",
+    "--random_episodes 4": "random_episodes",
+    "--max_completion_length 1": "max_completion_length",
 }
 
 
-@pytest.mark.parametrize(("field", "words"), [(field, words) for field, all_ in REFUSED.items() for words in all_])
-def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, field, words):
+@pytest.mark.parametrize(("words", "field"), REFUSED.items())
+def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, field):
     record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
     (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
     with refused(field):
@@ -97,28 +97,23 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, field, words):
     assert not (game / "runs/game-start").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_values_that_teaching_refuses(game, monkeypatch, capsys):
+    for words in (
         *("--num_exam_tasks -1", "--target_success 1.5", "--history all", "--train_config none.yaml"),
         *("--demonstrations a --random_episodes 1", "--environment_step_timeout -1"),
-    ],
-)
-def test_values_that_teaching_refuses(game, monkeypatch, words, capsys):
-    with pytest.raises(SystemExit):
-        teach(monkeypatch, *words.split(), *SFT)
-    assert words.split()[0].removeprefix("--environment_").removeprefix("--") in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit):
+            teach(monkeypatch, *words.split(), *SFT)
+        assert words.split()[0].removeprefix("--environment_").removeprefix("--") in capsys.readouterr().err
 
 
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
     write_folder(tmp_path / "tidy")
     monkeypatch.chdir(tmp_path / "tidy")
-    assert resolve(read(["--seed", "1"], "g2po teach")) == (
-        RECIPE,
-        ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--seed", "1"],
-    )
-    recipe = runpy.run_path(str(RECIPE))
     given = {"environment": f"{tmp_path}/tidy/environment.py:TidyEnvironment"}
+    words = ["--environment", given["environment"], "--seed", "1"]
+    assert resolve(read(["--seed", "1"], "g2po teach")) == (RECIPE, words)
+    recipe = runpy.run_path(str(RECIPE))
     assert recipe["DEFAULT_CONFIG"](given)["learning_rate"] == 1e-3, "of teach.yaml"
     found = recipe["training_defaults"](given)
     assert found["output_dir"] == "runs/tidy-start"
@@ -131,7 +126,8 @@ def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
 
 def test_prompts_are_as_training_makes_them_by_default():
     arguments = runpy.run_path(str(RECIPE))["ScriptArguments"].__dataclass_fields__
-    shared = arguments.keys() & G2POConfig.__dataclass_fields__.keys() - {"output_dir"}
+    trained = G2POConfig.__dataclass_fields__
+    shared = arguments.keys() & trained.keys() - {"output_dir"}
     assert len(shared) > 8
     for name in shared:
-        assert arguments[name].default == G2POConfig.__dataclass_fields__[name].default, name
+        assert arguments[name].default == trained[name].default, name

@@ -75,27 +75,25 @@ def test_exams_change_nothing(tiny_model_dir, tmp_path):
     tokenizer, lessons, found = build_tokenizer(), samples_of(SHOWN), []
     for every in (1, 100):
         torch.manual_seed(every)
-        model, results = teach(
-            AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1),
-            arguments(tmp_path, seed=3),
-            lessons,
-            exam(exam_steps=every),
-            tokenizer,
-        )
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1)
+        model, results = teach(model, arguments(tmp_path, seed=3), lessons, exam(exam_steps=every), tokenizer)
         found.append((len(results), {name: value.clone() for name, value in model.state_dict().items()}))
     assert [number for number, _ in found] == [5, 1]
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
+def taught(folder, model, rows=16, overwrite=False, **options):
+    """Teach `SHOWN` as the recipe does."""
+    args, model_args = arguments(folder, **options), ModelConfig(str(model), dtype="float32")
+    once, told = exam(rows, num_demonstrations=40), TeachingArguments(overwrite=overwrite)
+    base_model = load_base_model(told, args, model_args, str)
+    run_teaching(args, model_args, base_model, draw_samples(SHOWN, once, base_model, 0), once)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, bf16):
     """vLLM takes the type of its weights from the folder."""
-    args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
-    args.bf16 = bf16
-    model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
-    base_model = load_base_model(told, args, model_args, str)
-    once = exam(num_demonstrations=16)
-    run_teaching(args, model_args, base_model, draw_samples(SHOWN, once, base_model, 0), once)
+    taught(tmp_path / "start", tiny_model_dir, max_steps=2, bf16=bf16)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
@@ -110,14 +108,7 @@ class Interrupted(Exception):
 def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    told, model_args = TeachingArguments(num_demonstrations=40), ModelConfig(str(tiny_model_dir), dtype="float32")
-
-    def run(folder, **options):
-        args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
-        once = exam(rows=1, num_demonstrations=40)
-        base_model = load_base_model(told, args, model_args, str)
-        run_teaching(args, model_args, base_model, draw_samples(SHOWN, once, base_model, 0), once)
-
+    run = partial(taught, model=tiny_model_dir, rows=1, save_strategy="steps", save_steps=2)
     evaluate = SuccessEvaluation.evaluate
 
     def interrupted(self, *args):
@@ -135,16 +126,15 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
         run(parts)
     shutil.copytree(parts, again := tmp_path / "again")
     run(parts, resume_from_checkpoint="auto")
-    told.overwrite = True
-    run(again)
-    told_by = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts, again)]
-    seconds = [[about.pop("seconds"), *(exam.pop("seconds") for exam in about["exams"])] for about in told_by]
-    assert told_by[0] == told_by[1] == told_by[2] and [e["step"] for e in told_by[0]["exams"]] == [2, 4, 5]
+    run(again, overwrite=True)
+    told = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts, again)]
+    seconds = [[about.pop("seconds"), *(exam.pop("seconds") for exam in about["exams"])] for about in told]
+    assert told[0] == told[1] == told[2] and [e["step"] for e in told[0]["exams"]] == [2, 4, 5]
     assert all(last == times[-1] and times == sorted(times) for last, *times in seconds), "those before count too"
     weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts, again)]
     assert all(torch.equal(value, other[name]) for other in weights for name, value in weights[0].items())
     assert not list(parts.glob("checkpoint-*")), "the start is there"
-    run(whole, max_steps=2)
+    run(whole, overwrite=True, max_steps=2)
     assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
 
 
@@ -155,24 +145,20 @@ def test_tasks_of_the_exam_are_not_shown():
     assert TeachingArguments(num_exam_tasks=5).split(rows, 0)[1] == to_examine
 
 
-def base_model(args, **model):
-    return load_base_model(TeachingArguments(), args, ModelConfig("none", **model), str)
+def test_what_is_refused(tiny_model_dir, tmp_path):
+    def load(model=None, **options):
+        return load_base_model(
+            TeachingArguments(), arguments(tmp_path, **options), ModelConfig("none", **(model or {})), str
+        )
 
-
-@pytest.mark.parametrize(
-    ("field", "call"),
-    [
-        ("num_exam_tasks", lambda args, name: TeachingArguments(num_exam_tasks=1).split([{}], 0)),
-        ("target_success", lambda args, name: TeachingArguments(target_success=7.0)),
-        (
-            "max_length",
-            lambda args, name: teach(name, args(max_length=7), samples_of(SHOWN), None, None),
-        ),
-        ("packing", lambda args, name: base_model(args(packing=True))),
-        ("push_to_hub", lambda args, name: base_model(args(push_to_hub=True))),
-        ("load_in_4bit", lambda args, name: base_model(args(), load_in_4bit=True)),
-    ],
-)
-def test_what_is_refused(tiny_model_dir, tmp_path, field, call):
-    with refused(field):
-        call(partial(arguments, tmp_path), str(tiny_model_dir))
+    short = arguments(tmp_path, max_length=7)
+    for field, call in (
+        ("num_exam_tasks", partial(TeachingArguments(num_exam_tasks=1).split, [{}], 0)),
+        ("target_success", partial(TeachingArguments, target_success=7.0)),
+        ("max_length", partial(teach, str(tiny_model_dir), short, samples_of(SHOWN), None, None)),
+        ("packing", partial(load, packing=True)),
+        ("push_to_hub", partial(load, push_to_hub=True)),
+        ("load_in_4bit", partial(load, {"load_in_4bit": True})),
+    ):
+        with refused(field):
+            call()

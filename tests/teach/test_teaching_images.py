@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -29,23 +30,22 @@ from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.images import as_picture
 
 RECIPE = RECIPES / "teach_environment.py"
-
 TASKS = [{"seed": seed} for seed in range(5)]
 
 
-def play(processor, history, expert=lambda *_: {"content": "b"}, tasks=TASKS, template=LETTER_PROMPT):
+def play(processor, history):
     engine = Engine(processor.tokenizer, [processor.tokenizer.eos_token_id])
     engine.reads_text_because = None
-    actor = ExpertActor(engine, ChatEncoder(processor), template, history=history, expert=expert)
+    options = {"history": history, "expert": lambda *_: {"content": "b"}}
+    actor = ExpertActor(engine, ChatEncoder(processor), LETTER_PROMPT, **options)
     with EnvironmentPool(vision_models.DrawnLetterEnvironment, PoolLimits(1)) as pool:
-        return Player(pool, actor, EpisodeLimits(3)).play(tasks)[0]
+        return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
 
 
 FAST = {("Qwen2.5-VL", "conversation"), ("Idefics3", "window")}
 CASES = [
-    pytest.param(family, history, marks=[] if (family, history) in FAST else pytest.mark.slow)
-    for family in vision_models.FAMILIES
-    for history in ("window", "conversation")
+    pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+    for case in product(vision_models.FAMILIES, ("window", "conversation"))
 ]
 
 
@@ -57,18 +57,17 @@ def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypa
     steps = [step for one in trajectories for step in one.steps]
     rows = build_rows(trajectories)
     assert len(rows) == (5 if history == "conversation" else 10) and len(steps) == 10
-    assert [len(row[IMAGES]) for row in rows] == [2 if history == "conversation" else 1] * len(rows)
+    assert {len(row[IMAGES]) for row in rows} == {2 if history == "conversation" else 1}
     alone = SimpleNamespace(processing_class=processor, model=model)
     with torch.no_grad():
         expected = -torch.cat([vision_models.by_hand(alone, step) for step in steps]).mean()
-    losses = []
+    losses, compute_loss = [], SFTTrainer.compute_loss
 
-    class Recording(SFTTrainer):
-        def compute_loss(self, *args, **kwargs):
-            losses.append(super().compute_loss(*args, **kwargs))
-            return losses[-1]
+    def recorded(*args, **kwargs):
+        losses.append(compute_loss(*args, **kwargs))
+        return losses[-1]
 
-    monkeypatch.setattr(sft, "SFTTrainer", Recording)
+    monkeypatch.setattr(SFTTrainer, "compute_loss", recorded)
     args = SFTConfig(
         str(tmp_path), per_device_train_batch_size=len(rows), max_steps=1,
         use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True, max_length=None,
