@@ -1,11 +1,15 @@
 """For tests of the viewer: episodes by hand, and what is done in a browser."""
 
 import json
+from contextlib import contextmanager
 
 from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.cli.commands.view import main
 from g2po_trl.prompts.conversation import as_text, response_action
 from g2po_trl.prompts.state_keys import request_key
 from g2po_trl.utils.json import write_json
+from g2po_trl.view import Sources
+from g2po_trl.view.server import Server
 
 SCRIPT = "<script>document.title = 'taken'</script>"
 BAD_TEXT = "</script><b>bold</b> & <img src=x onerror=alert(1)> {braces} ünïcode 日本"
@@ -19,6 +23,13 @@ def trajectory(task_id, names, reward, outcome=None, **facts):
         steps.append(Step(f"room {name}", f"go {i}", completion=completion, admissible_actions=["go 0"]))
     outcome = outcome or ("success" if reward else "failure")
     return Trajectory(task_id, steps, reward, outcome, f"the end of {names}", **facts)
+
+
+def evaluated(task_id, names, reward, place, trial=0, last=True, notes=(), **facts):
+    """An episode of an evaluation, of this place in its panel."""
+    info = {"panel_index": place, "trial": trial, "last_trial": last, "reflections": list(notes)}
+    info |= {"prompt_tokens": 90, "completion_tokens": 7}
+    return trajectory(task_id, names, reward, None if names else "error", info=info, **facts)
 
 
 def tool_step(name, kind, given=None):
@@ -74,6 +85,16 @@ def write_run(folder, files, log=(), evaluations=(), trainer=None, **described):
     return folder
 
 
+def write_evaluation(folder, *seeds):
+    """Write the folder of an evaluation with these seeds, whose last line is not written to its end."""
+    for seed, trajectories in enumerate(seeds):
+        write_jsonl(folder / "trajectories" / f"reflexion-{seed}.jsonl", trajectories)
+    with (folder / "trajectories" / f"reflexion-{len(seeds) - 1}.jsonl").open("a") as file:
+        file.write('{"task_id": "four", "steps": [{"obs')
+    write_json(folder / "settings.json", {"agent": "reflexion", "panel": "My games", "max_turns": 5, "trials": 2})
+    return folder
+
+
 def texts_of(browser, selector):
     """Return the texts of elements in order, with single spaces; of what is not drawn yet (closed folds), too."""
     return browser.execute_script(
@@ -97,6 +118,24 @@ def opened(browser, address):
     """Open the page and wait until it is drawn."""
     browser.get(address)
     until(browser, lambda b: b.execute_script("return document.body.dataset.ready") == "yes", 30)
+
+
+def view(browser, *folders, output=None):
+    """Open the page that `g2po view` writes of folders."""
+    page = output or folders[0] / "view.html"
+    main([*map(str, folders), "--no-open", "--output", str(page)])
+    opened(browser, page.as_uri())
+
+
+@contextmanager
+def served(*sources):
+    """Serve the page on loopback; its address."""
+    server = Server(Sources(*sources))
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.shutdown()
 
 
 def press(browser, *keys):

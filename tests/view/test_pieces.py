@@ -4,19 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from viewing import BAD_TEXT, conversations, tool_step, trajectory, write_run
+from viewing import BAD_TEXT, conversations, evaluated, tool_step, trajectory, write_evaluation, write_run
 
-from g2po_trl import Trajectory, write_jsonl
-from g2po_trl.utils.json import to_json, write_json
+from g2po_trl import Trajectory
+from g2po_trl.utils.json import to_json
 from g2po_trl.view import Sources, open_folder
 
 GOLDEN = Path(__file__).with_name("pieces.json")
-
-
-def played(task, names, reward, place, **info):
-    facts = {"panel_index": place, "trial": 0, "last_trial": True, "reflections": [], **info}
-    outcome = "error" if not names else None
-    return trajectory(task, names, reward, outcome, info={**facts, "prompt_tokens": 90, "completion_tokens": 7})
 
 
 @pytest.fixture
@@ -41,20 +35,13 @@ def folders(tmp_path):
     (run / "panels").mkdir()
     (run / "panels" / "eval.jsonl").write_text('{"task_id": "one", "task_type": "put"}\n{"seed": 3}\n')
 
-    evaluation = tmp_path / "evaluation"
-    again = played("one", "hca", 10.0, 1, trial=1, reflections=["take the other way"])
     first = [
-        played("two", "hb", 0.0, 0),
-        played("one", "hb", 0.0, 1, last_trial=False),
-        again,
-        played("4", "", 0.0, 2),
+        evaluated("two", "hb", 0.0, 0),
+        evaluated("one", "hb", 0.0, 1, last=False),
+        evaluated("one", "hca", 10.0, 1, trial=1, notes=["take the other way"]),
+        evaluated("4", "", 0.0, 2),
     ]
-    for seed, trajectories in enumerate([first, first[:1]]):
-        write_jsonl(evaluation / "trajectories" / f"reflexion-{seed}.jsonl", trajectories)
-    with (evaluation / "trajectories" / "reflexion-1.jsonl").open("a") as file:
-        file.write('{"task_id": "four", "steps": [{"obs')
-    write_json(evaluation / "settings.json", {"agent": "reflexion", "panel": "My games", "max_turns": 5, "trials": 2})
-    return run, evaluation
+    return run, write_evaluation(tmp_path / "evaluation", first, first[:1])
 
 
 def test_the_pieces_of_the_page(folders):

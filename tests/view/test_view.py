@@ -5,33 +5,27 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from refusals import refused
-from viewing import BAD_TEXT, opened, panel, trajectory, until, write_run
+from viewing import BAD_TEXT, opened, panel, served, texts_of, trajectory, until, view, write_run
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.view import Run, Sources, texts
+from g2po_trl.view import Run, texts
 from g2po_trl.view.labels import state_labels
-from g2po_trl.view.server import Server
 
 
 @pytest.fixture
 def run(tmp_path):
     """Two iterations. Task one: hall -> a -> won; hall -> b -> a -> won; hall -> b -> lost; one died."""
-    group = [
-        trajectory("one", "ha", 10.0),
-        trajectory("one", "hba", 10.0),
-        trajectory("one", "hb", 0.0),
-        Trajectory("one", [], 0.0, "error", error="exception: boom"),
-    ]
+    group = [trajectory("one", "ha", 10.0), trajectory("one", "hba", 10.0), trajectory("one", "hb", 0.0)]
+    group.append(Trajectory("one", [], 0.0, "error", error="exception: boom"))
     other = [trajectory("two", ["x", BAD_TEXT, "x"], 0.0, "truncated"), trajectory("two", "xy", 10.0)]
-    log = [
-        {"step": n, "episode/success_rate": 0.25 * n, "episode/turns": 2.0, "episode/valid_action_ratio": 1.0,
-         "time/generation": 1.0, "time/update": 2.0} for n in (1, 2)
-    ]  # fmt: skip
+    facts = {"episode/turns": 2.0, "episode/valid_action_ratio": 1.0, "time/generation": 1.0, "time/update": 2.0}
+    log = [{"step": n, "episode/success_rate": 0.25 * n, **facts} for n in (1, 2)]
     evaluations = [{"step": 0, "success_rate": 0.1}, {"step": 2, "success_rate": 0.6}]
     settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
     files = dict.fromkeys(("train-000001", "train-000002"), [*group, *other])
@@ -75,10 +69,9 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
 
 
 def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
+    kwargs = {"edge_centric": False, "episode_statistics": "step"}
     options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
-    make_trainer(
-        max_steps=1, estimator_kwargs={"edge_centric": False, "episode_statistics": "step"}, **options
-    ).train()
+    make_trainer(max_steps=1, estimator_kwargs=kwargs, **options).train()
     data = Run(tmp_path / "out").iteration(1)
     groups = data["groups"]
     assert data["value_lambda"] == 1.0
@@ -89,7 +82,6 @@ def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
 
 def test_prompts_and_tokens_are_decoded_where_they_were_recorded(run, monkeypatch):
     """ "é" is of two tokens here: it is one piece, as probable as both together."""
-
     (run / "tokenizer.json").touch()
     monkeypatch.setattr(texts, "_decoder_in", lambda place: lambda ids: bytes(ids).decode("utf-8", "replace"))
     ids, logprobs = list("aé!".encode()), [-0.5, -1.0, -0.25, -2.0]
@@ -148,26 +140,23 @@ def test_what_cannot_be_shown_is_refused(tmp_path, run, capsys):
 
 
 def test_the_server_answers_this_machine_alone(run):
-    server = Server(Sources(Run(run)))
-    server.start()
-    address = server.address.rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        assert server.address.startswith("http://127.0.0.1:")
-        overview = json.load(opener.open(f"{address}/overview"))
+    with served(Run(run)) as address:
+        assert address.startswith("http://127.0.0.1:")
+        overview = json.load(opener.open(f"{address}overview"))
         assert overview["training"] and overview["sources"][0]["iterations"] == [1, 2]
-        assert json.load(opener.open(f"{address}/iteration-1")) == json.loads(json.dumps(Run(run).iteration(1)))
-        assert b"<!doctype html>" in opener.open(f"{address}/").read()[:20]
-        elsewhere = f"http://127.0.0.1:{server.server_port}"
-        for url, host, status in ((f"{address}/iteration-9", "127.0.0.1", 404), (f"{address}/../x", "localhost", 404),
-                                  (f"{address}/overview", "evil.example", 403), (f"{elsewhere}/", "localhost", 403),
-                                  (f"{elsewhere}/overview", "localhost", 403),
-                                  (f"{elsewhere}/guessed/overview", "localhost", 403)):  # fmt: skip
+        assert json.load(opener.open(f"{address}iteration-1")) == json.loads(json.dumps(Run(run).iteration(1)))
+        assert b"<!doctype html>" in opener.open(address).read()[:20]
+        elsewhere = f"http://{urlsplit(address).netloc}"
+        for url, host, status in (
+            (f"{address}iteration-9", "127.0.0.1", 404),
+            (f"{address}../x", "localhost", 404),
+            (f"{address}overview", "evil.example", 403),
+            *((f"{elsewhere}/{place}", "localhost", 403) for place in ("", "overview", "guessed/overview")),
+        ):
             with pytest.raises(urllib.error.HTTPError) as error:
                 opener.open(urllib.request.Request(url, headers={"Host": host}))
             assert error.value.code == status, url
-    finally:
-        server.shutdown()
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
@@ -175,64 +164,57 @@ def test_the_server_answers_this_machine_alone(run):
 
 def click_node(browser, name):
     """A click with the mouse on a state or an end, by the beginning of its label."""
-    from selenium.webdriver.common.by import By
-
-    browser.find_element(By.CSS_SELECTOR, f"#graph [aria-label^='{name}'] .disc").click()
+    browser.find_element("css selector", f"#graph [aria-label^='{name}'] .disc").click()
 
 
-def wait_for(browser, text):
-    until(browser, lambda b: text in panel(b))
-
-
-@pytest.mark.parametrize("served", [False, True])
-def test_the_page_in_a_browser(run, browser, served, capsys):
-    from selenium.webdriver.common.by import By
-
-    if served:
-        server = Server(Sources(Run(run)))
-        server.start()
-        opened(browser, server.address)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_the_page_in_a_browser(run, browser, is_served, capsys):
+    if is_served:
+        with served(Run(run)) as address:
+            opened(browser, address)
+            use_the_page(browser)
+            browser.get("about:blank")  # it asks for no news while the server ends
     else:
-        main([str(run), "--no-open"])
+        view(browser, run)
         assert "view.html" in capsys.readouterr().out
-        opened(browser, (run / "view.html").as_uri())
+        use_the_page(browser)
+
+
+def use_the_page(browser):
+    def wait_for(text):
+        until(browser, lambda b: text in panel(b))
 
     assert browser.title == "my-run – g2po-trl"
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#curves figure")) == 4
-    groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
+    assert len(texts_of(browser, "#curves figure")) == 4
+    groups = browser.find_elements("css selector", "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
     assert "Task one" in panel(browser) and "2 of 4 episodes solved; 3 states" in panel(browser)
     # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
-    until(
-        browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes solved. Trained")
-    )
+    used = "60.0 ± 8.0 % of 5 episodes solved. Trained"
+    until(browser, lambda b: texts_of(b, "#used")[0].startswith(used))
 
     click_node(browser, "state 1:")
-    wait_for(browser, "State with value 1.25, 3 visits")
-    (action,) = browser.find_elements(By.CSS_SELECTOR, "#panel tr.action")
+    wait_for("State with value 1.25, 3 visits")
+    (action,) = browser.find_elements("css selector", "#panel tr.action")
     assert action.text.split() == ["go", "0", "3×", "0.00", "0.00", "−1.07", "−1.07", "2/3"], "means of three visits"
-    visits = browser.find_elements(By.CSS_SELECTOR, "#panel tr.visit")
+    visits = browser.find_elements("css selector", "#panel tr.visit")
     assert len(visits) == 3 and not visits[0].is_displayed()
     action.click()
     assert visits[0].text == "episode 1, step 1 +3.33 +2.50 +1.43 +7.26 solved"
     visits[0].click()
-    wait_for(browser, "Episode 1: solved, reward 10")
+    wait_for("Episode 1: solved, reward 10")
     assert "room a" in panel(browser) and "the end of ha" in panel(browser)
 
     groups[1].click()
-    wait_for(browser, "Task two")
+    wait_for("Task two")
     click_node(browser, "state 2:")
-    wait_for(browser, BAD_TEXT)
-    assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
-
+    wait_for(BAD_TEXT)
+    assert texts_of(browser, "#panel b, #panel img") == [], "texts are text"
     browser.execute_script("choose(1)")
-    if served:
-        browser.get("about:blank")  # it asks for no news while the server ends
-        server.shutdown()
 
 
 def test_a_port_in_use_is_refused(tmp_path):
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [trajectory("t", "a", 1.0)])
     with socket.create_server(("127.0.0.1", 0)) as server, refused("port"):
         main([str(tmp_path), "--serve", "--no-open", "--port", str(server.getsockname()[1])])
 
@@ -241,14 +223,12 @@ def test_the_servers_address_is_in_no_argument_of_a_browser(run, monkeypatch):
     """Every user of the machine sees the arguments of processes."""
     seen = {}
 
-    def served(server):
-        seen["address"] = server.address
-
     def noted(place):
         seen["place"], file = place, Path(place.removeprefix("file://"))
         seen["text"], seen["mode"] = file.read_text(), file.stat().st_mode & 0o777
 
-    monkeypatch.setattr("g2po_trl.view.server.Server.serve_forever", served)
+    forever = "g2po_trl.view.server.Server.serve_forever"
+    monkeypatch.setattr(forever, lambda server: seen.update(address=server.address))
     monkeypatch.setattr("webbrowser.open", noted)
     main([str(run), "--serve"])
     assert seen["address"] in seen["text"] and seen["address"] not in seen["place"] and seen["mode"] == 0o600

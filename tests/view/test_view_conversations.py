@@ -1,22 +1,14 @@
 """The viewer of conversations: messages, tool calls and results, what agents did wrong, and logged runs."""
 
-import json
+from logged_walks import conversation, write
+from viewing import RESULT, conversations, texts_of, until, view, write_run
 
-import pytest
-from viewing import RESULT, USER, conversations, opened, texts_of, until, write_run
-
-from g2po_trl.cli.commands.view import main
+from g2po_trl.cli import main
 
 
-@pytest.fixture
-def folder(tmp_path):
+def test_conversations_in_a_browser(tmp_path, browser):
     files = dict.fromkeys(("train-000001", "eval-000000"), conversations())
-    return write_run(tmp_path / "agent", files, trainer={"gamma": 0.5}, estimator={"estimator_name": "gigpo"})
-
-
-def test_conversations_in_a_browser(folder, browser):
-    main([str(folder), "--no-open"])
-    opened(browser, (folder / "view.html").as_uri())
+    view(browser, write_run(tmp_path / "agent", files, trainer={"gamma": 0.5}, estimator={"estimator_name": "gigpo"}))
     browser.execute_script("showTrajectory(0, 1)")
     roles = [texts_of(browser, f"#panel .step:nth-child({n}) .message .role") for n in (4, 5, 6)]
     afresh = ["system", "user", "assistant", "tool search", "assistant", "tool", "assistant"]
@@ -41,26 +33,11 @@ def test_conversations_in_a_browser(folder, browser):
     assert browser.execute_script("return document.querySelectorAll(arguments[0]).length", made) == 0
 
 
-def test_a_log_is_no_training_run(tmp_path, browser, capsys):
-    from g2po_trl.cli import main as command
-
-    def line(task, reward, *places):
-        calls = [{"function": {"name": "go", "arguments": json.dumps({"to": place})}} for place in places]
-        turns = [
-            message
-            for one in calls
-            for message in (
-                {"role": "assistant", "content": None, "tool_calls": [one]},
-                {"role": "tool", "content": "ok"},
-            )
-        ]
-        return json.dumps({"task_id": task, "reward": reward, "messages": [USER, *turns]})
-
-    log = tmp_path / "runs.jsonl"
-    log.write_text("\n".join([line("t", 1, "hall", "mug"), line("t", 0, "cellar"), line("alone", 1, "hall")]))
-    command(["credit", str(log)])
-    main([str(tmp_path / "runs-credit"), "--no-open"])
-    opened(browser, (tmp_path / "runs-credit" / "view.html").as_uri())
+def test_a_log_is_no_training_run(tmp_path, browser):
+    walks = [("t", 1, ["hall", "mug"]), ("t", 0, ["cellar"]), ("alone", 1, ["hall"])]
+    lines = [{"task_id": task, "reward": reward, "messages": conversation(*way)} for task, reward, way in walks]
+    main(["credit", write(tmp_path / "runs.jsonl", lines)])
+    view(browser, tmp_path / "runs-credit")
     assert browser.title == "runs.jsonl, logged runs – g2po-trl"
     assert "Trained" not in (shown := browser.find_element("tag name", "body").text) and "Iteration" not in shown
     for hidden in ("curves", "choose-iteration", "iteration-keys"):

@@ -5,87 +5,69 @@ from html.parser import HTMLParser
 
 import pytest
 from refusals import refused
-from viewing import BAD_TEXT, opened, press, texts_of, trajectory, until, write_run
+from viewing import BAD_TEXT, evaluated, opened, press, texts_of, trajectory, until, view, write_evaluation, write_run
 
 from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Evaluation, Run, Sources, write_page
 from g2po_trl.view.page import InlinePage
 
-SENTENCES = {
-    "one": "Put a cup on the desk.",
-    "two": BAD_TEXT,
-    "three": "Cool an egg.",
-    "four": None,
-    "five": "Wash it.",
-}
+CUP = "Put a cup on the desk."
+SENTENCES = {"one": CUP, "two": BAD_TEXT, "three": "Cool an egg.", "four": None, "five": "Wash it."}
 
 
-def played(task, names, reward, **facts):
-    return trajectory(task, names, reward, task=SENTENCES[task], **facts)
+def played(task, names, reward):
+    one = trajectory(task, names, reward, task=SENTENCES[task])
+    for step in one.steps:
+        step.advantage = 0.5 if one.success else -0.5
+    return one
 
 
-def evaluated(task, names, reward, place, trial=0, last=True, notes=(), outcome=None):
-    info = {"panel_index": place, "trial": trial, "last_trial": last, "reflections": list(notes)}
-    return played(task, names, reward, outcome=outcome, info={**info, "prompt_tokens": 90, "completion_tokens": 7})
+def of_panel(task, *facts, **more):
+    return evaluated(task, *facts, task=SENTENCES[task], **more)
 
 
 @pytest.fixture
 def trained(tmp_path):
     """A run with two evaluations of a panel, one of another, and iterations, trained with GiGPO."""
-    folder = tmp_path / "trained"
+    lost = {name: played(name, "hb", 0.0) for name in SENTENCES}
+    won = {name: played(name, "ha", 10.0) for name in SENTENCES}
     files = {
-        "eval-000000": [played("one", "hb", 0.0), played("two", "ha", 10.0), played("three", "hb", 0.0)],
-        "eval-000004": [played("one", "ha", 10.0), played("two", "hb", 0.0), played("three", "hb", 0.0)],
+        "eval-000000": [lost["one"], won["two"], lost["three"]],
+        "eval-000004": [won["one"], lost["two"], lost["three"]],
         "test_hard-000004": [played("five", "x", 10.0)],
-        "train-000001": [played("five", "ha", 10.0), played("five", "hb", 0.0)],
-        "replaced-000001": [played("five", "hb", 0.0), played("five", "hb", 0.0)],
+        "train-000001": [won["five"], lost["five"]],
+        "replaced-000001": [lost["five"]] * 2,
     }
-    for name, trajectories in files.items():
-        for one in trajectories if name.startswith("train") else ():
-            for step in one.steps:
-                step.advantage = 0.5 if one.success else -0.5
     settings = {"estimator_name": "gigpo", "gamma": 0.9, "value_lambda": 1.0, "max_turns": 5}
     evaluations = [{"step": 0, "success_rate": 1 / 3}, {"name": "eval", "step": 4, "success_rate": 1 / 3}]
-    return write_run(folder, files, evaluations=evaluations, estimator=settings)
+    return write_run(tmp_path / "trained", files, evaluations=evaluations, estimator=settings)
 
 
 @pytest.fixture
 def evaluation(tmp_path):
     """Two seeds of tasks two, one and four; of task one in seed 0 two trials. The last line is not written yet."""
-    folder = tmp_path / "evaluation"
-    seeds = [
-        [
-            evaluated("two", "hb", 0.0, 0),
-            evaluated("one", "hb", 0.0, 1, last=False),
-            evaluated("one", "hca", 10.0, 1, trial=1, notes=["take the other way"]),
-            evaluated("four", "", 0.0, 2, outcome="error"),
-        ],
-        [evaluated("two", "hb", 0.0, 0), evaluated("one", "hb", 0.0, 1)],
-    ]
-    for seed, trajectories in enumerate(seeds):
-        write_jsonl(folder / "trajectories" / f"reflexion-{seed}.jsonl", trajectories)
-    with (folder / "trajectories" / "reflexion-1.jsonl").open("a") as file:
-        file.write('{"task_id": "four", "steps": [{"obs')
-    write_json(folder / "settings.json", {"agent": "reflexion", "panel": "My games", "max_turns": 5, "trials": 2})
-    return folder
+    two, one = of_panel("two", "hb", 0.0, 0), of_panel("one", "hb", 0.0, 1)
+    early = of_panel("one", "hb", 0.0, 1, last=False)
+    late = of_panel("one", "hca", 10.0, 1, trial=1, notes=["take the other way"])
+    return write_evaluation(tmp_path / "evaluation", [two, early, late, of_panel("four", "", 0.0, 2)], [two, one])
 
 
 def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
+    def evaluate(folder, *names):
+        for name in names:
+            write_jsonl(folder / "trajectories" / f"{name}.jsonl", [played("one", "ha", 10.0)])
+
     other = tmp_path / "other" / "trained"
-    write_jsonl(other / "trajectories" / "eval-000002.jsonl", [played("one", "ha", 10.0)])
+    evaluate(other, "eval-000002")
     overview = Sources(Run(trained), Run(other)).overview()
     assert overview["pair"] == ["0-eval-4", "1-eval-2"], "the panel that both have"
     assert overview["training"] is False
     assert [one["name"] for one in overview["sources"]] == ["trained", "other/trained"]
     assert Sources(Evaluation(evaluation), Run(other)).overview()["pair"] == ["0-all", "1-eval-2"]
-    for step in (0, 4):
-        write_jsonl(trained / "trajectories" / f"eval_t1-{step:06d}.jsonl", [played("one", "ha", 10.0)])
+    evaluate(trained, "eval_t1-000000", "eval_t1-000004")
     assert Sources(Run(trained)).overview()["pair"] == ["0-eval-0", "0-eval-4"], "before and after"
-    for step in (0, 4):
-        write_jsonl(trained / "trajectories" / f"report-{step:06d}.jsonl", [played("one", "ha", 10.0)])
-    write_jsonl(trained / "trajectories" / "test-000004.jsonl", [played("one", "ha", 10.0)])
+    evaluate(trained, "report-000000", "report-000004", "test-000004")
     assert Sources(Run(trained)).overview()["pair"] == ["0-report-0", "0-report-4"], "the panel that chose nothing"
 
 
@@ -107,18 +89,15 @@ def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
-    main([str(evaluation), "--no-open"])
-    assert "view.html" in capsys.readouterr().out
-    opened(browser, (evaluation / "view.html").as_uri())
-    assert texts_of(browser, "#filters button") == [
-        "all 2",
-        "solved 0",
-        "solved by some episodes 1",
-        "not solved 1",
-        "no result 1",
-    ]
-    assert texts_of(browser, "#tasks .what") == [BAD_TEXT, "Put a cup on the desk."], "named by their sentences"
+def choose(browser, side, name):
+    browser.find_element("css selector", f"#set-of-{side} option[value='{name}']").click()
+
+
+def test_an_evaluation_in_a_browser(evaluation, browser):
+    view(browser, evaluation)
+    filters = ["all 2", "solved 0", "solved by some episodes 1", "not solved 1", "no result 1"]
+    assert texts_of(browser, "#filters button") == filters
+    assert texts_of(browser, "#tasks .what") == [BAD_TEXT, CUP], "named by their sentences"
     assert texts_of(browser, "#tasks b, #tasks img") == [], "texts are text"
     assert texts_of(browser, "#numbers tbody td")[:2] == ["My games", "25.0"], "the last trial counts"
     notes = texts_of(browser, "#numbers p")[0]
@@ -128,11 +107,9 @@ def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
     press(browser, "j")  # to task one: its won episode beside the one that was not
     assert texts_of(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 solved"]
     assert texts_of(browser, ".head strong") == ["solved", "failed"]
-    assert "After 1 shared step they part: other observations." in texts_of(browser, "#episodes")[0]
-    assert (
-        "reflection 1, read by this trial" in texts_of(browser, "#episodes")[0]
-        and "Task one" in texts_of(browser, "#episodes")[0]
-    )
+    shown = texts_of(browser, "#episodes")[0]
+    assert "Task one" in shown and "reflection 1, read by this trial" in shown
+    assert "After 1 shared step they part: other observations." in shown
     press(browser, "s")
     assert texts_of(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
     assert texts_of(browser, ".head strong") == ["solved"]
@@ -141,17 +118,11 @@ def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
 
 
 def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
-    from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    page = trained.parent / "both.html"
-    main([str(trained), str(evaluation), "--no-open", "--output", str(page)])
-    opened(browser, page.as_uri())
-    filters = texts_of(browser, "#filters button")
-    assert filters == ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1"] + [
-        "only A has it 1",
-        "only B has it 1",
-    ]
+    view(browser, trained, evaluation)
+    both = ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1"]
+    assert texts_of(browser, "#filters button") == [*both, "only A has it 1", "only B has it 1"]
     assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts_of(browser, "#numbers")[0]
     assert texts_of(browser, "#tasks .verdict") == ["A ✓ solved", "B 1/2 solved", "A ✗ not solved", "B 0/2 solved"]
     rows = [texts_of(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
@@ -166,12 +137,12 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     assert "After 1 shared step they part: other observations." in texts_of(browser, "#episodes")[0]
     assert texts_of(browser, ".columns .shared .act") == ["→ go 0"]
 
-    browser.find_element(By.CSS_SELECTOR, "#set-of-A option[value='0-eval-0']").click()
+    choose(browser, "A", "0-eval-0")
     until(browser, lambda b: texts_of(b, "#filters button")[1:3] == ["solved by A only 1", "solved by B only 1"])
     press(browser, Keys.ESCAPE)
     browser.execute_script("document.activeElement.blur()")
     press(browser, "3")  # won by B only
-    assert texts_of(browser, "#tasks .what") == ["Put a cup on the desk."]
+    assert texts_of(browser, "#tasks .what") == [CUP]
     press(browser, "/", "egg")
     assert texts_of(browser, "#tasks .note") == ["No such task."] and texts_of(browser, "#episodes")[0] == ""
     press(browser, Keys.ESCAPE)
@@ -180,42 +151,31 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
 
 def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
     """Three runs, two of which have logs, and one of these no evaluation; any two evaluations side by side."""
-    from selenium.webdriver.common.by import By
 
-    def log(folder, *rates):
-        lines = [{"step": n, "episode/success_rate": rate, "time/update": 1.0} for n, rate in enumerate(rates, 1)]
-        (folder / "log.jsonl").write_text("".join(f"{to_json(line)}\n" for line in lines))
+    def with_log(folder, files, *rates, **more):
+        log = [{"step": n, "episode/success_rate": rate, "time/update": 1.0} for n, rate in enumerate(rates, 1)]
+        return write_run(folder, files, log, **more)
 
-    alone = tmp_path / "alone"
-    write_jsonl(alone / "trajectories" / "train-000001.jsonl", [played("one", "ha", 10.0)])
+    alone = write_run(tmp_path / "alone", {"train-000001": [played("one", "ha", 10.0)]})
     with refused("folder"):
         main([str(trained), str(alone), "--no-open"])
-    log(trained, 0.25, 0.75)
-    log(alone, 0.5)
-    (trained / "evaluations.jsonl").write_text(
-        "".join(
-            f'{{"name": "{name}", "step": 4, "success_rate": 0.5}}\n'
-            for name in ("eval", "eval_t1", "eval_t0_7", "test_t1")
-        )
-    )
-    main([str(alone), str(trained), str(evaluation), "--no-open", "--output", str(tmp_path / "page.html")])
-    opened(browser, (tmp_path / "page.html").as_uri())
+    panels = [{"name": name, "step": 4, "success_rate": 0.5} for name in ("eval", "eval_t1", "eval_t0_7", "test_t1")]
+    with_log(trained, {}, 0.25, 0.75, evaluations=panels)
+    with_log(alone, {}, 0.5)
+    view(browser, alone, trained, evaluation)
     assert texts_of(browser, "#runs .key span") == ["alone", "trained"], "an evaluation is no training"
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#runs .smooth")) == 2
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#runs circle")) == 2, "none of eval at another temperature"
+    assert len(texts_of(browser, "#runs .smooth")) == 2
+    assert len(texts_of(browser, "#runs circle")) == 2, "none of eval at another temperature"
     assert texts_of(browser, ".side strong") == ["trained", evaluation.name], "the first two that have evaluations"
-    browser.find_element(By.CSS_SELECTOR, "#set-of-B option[value='1-eval-0']").click()
+    choose(browser, "B", "1-eval-0")
     until(browser, lambda b: texts_of(b, ".side strong") == ["trained", "trained"])
-    page = main([str(alone), str(alone), "--no-open", "--output", str(tmp_path / "none.html")])
-    assert page is None and opened(browser, (tmp_path / "none.html").as_uri()) is None
-    assert not browser.find_element(By.ID, "results").is_displayed()
-    assert browser.find_element(By.ID, "runs").is_displayed(), "their success alone"
+    view(browser, alone, alone)
+    assert not browser.find_element("id", "results").is_displayed()
+    assert browser.find_element("id", "runs").is_displayed(), "their success alone"
 
 
 def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
-    from selenium.webdriver.common.by import By
-
-    opened(browser, write_page(Sources(Run(trained)), trained / "view.html").as_uri())
+    view(browser, trained)
     assert texts_of(browser, "#groups button") == ["1: 1/2 Wash it."]
     assert "value_lambda" not in texts_of(browser, "#settings")[0]
     assert "Trained with gigpo." in texts_of(browser, "#used")[0] and "λ" not in texts_of(browser, "#used")[0]
@@ -224,20 +184,15 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     assert texts_of(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
     assert "A_NC" not in texts_of(browser, "body")[0]
 
-    browser.find_element(By.ID, "tab-evaluations").click()
+    browser.find_element("id", "tab-evaluations").click()
     until(browser, lambda b: texts_of(b, "#tasks .what"))
-    assert texts_of(browser, "#filters button") == [
-        "all 3",
-        "solved by A only 1",
-        "solved by B only 1",
-        "by both 0",
-        "by neither 1",
-    ]
+    filters = ["all 3", "solved by A only 1", "solved by B only 1", "by both 0", "by neither 1"]
+    assert texts_of(browser, "#filters button") == filters
     assert texts_of(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
-    browser.find_element(By.CSS_SELECTOR, "#task-2").click()
-    link = browser.find_element(By.CSS_SELECTOR, "#episodes a.link").get_attribute("href")
+    browser.find_element("id", "task-2").click()
+    link = browser.find_element("css selector", "#episodes a.link").get_attribute("href")
     assert link.endswith("#evaluation=0-eval-0&beside=0-eval-4&task=three&episode=1") and link == browser.current_url
-    browser.find_element(By.ID, "tab-training").click()
+    browser.find_element("id", "tab-training").click()
     assert "State with value" in texts_of(browser, "#panel")[0], "as it was left"
     browser.get("about:blank")
     opened(browser, link)

@@ -4,22 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from viewing import opened, press, texts_of, tool_step, trajectory, until
+from viewing import press, texts_of, tool_step, trajectory, until, view, write_run
 
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.utils.json import write_json
 from g2po_trl.view import page
 from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
 
 ATTACKS = ["<script>document.title='taken'</script>", "</script><img src=x onerror=\"document.title='taken'\">"]
 ATTACKS += ["javascript:document.title='taken'", "\"' onmouseover='document.title=1'", "{{7*7}} ${7*7} \u2028 ]]>"]
+INDEXED = "return document.body.dataset.index"
 
 
 def turns_of(group):
-    graph = StateGraph.from_groups([group], gamma=0.5)
-    return turning_points(group, graph)
+    return turning_points(group, StateGraph.from_groups([group], gamma=0.5))
 
 
 def test_the_turning_point_is_the_largest_fall():
@@ -33,19 +32,17 @@ def test_the_turning_point_is_the_largest_fall():
 
 def test_the_turn_limit_is_named_and_the_largest_fall_before_it():
     """V: h (2.5 + 0 + 0) / 3, c and d 0, a (5 + 0) / 2."""
-    won = trajectory("t", "ha", 10.0)
-    cut = trajectory("t", "hcha", 0.0, "truncated")
+    won, cut = trajectory("t", "ha", 10.0), trajectory("t", "hcha", 0.0, "truncated")
     limit = {"step": 3, "why": "limit", "from": 2.5, "to": 0.0}
     assert turns_of([won, cut])[1] == [limit, {"step": 0, "why": "fall", "from": 0.8333, "to": 0.0}]
     assert turns_of([won, trajectory("t", "a", 0.0, "truncated")])[1] == [{**limit, "step": 0}]
 
 
 def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
-    def lost(names, **step):
+    def lost(names, **third):
         one = trajectory("t", names, 0.0)
-        one.steps = [
-            replace(s, admissible_actions=[s.action], **(step if i == 2 else {})) for i, s in enumerate(one.steps)
-        ]
+        one.steps = [replace(step, admissible_actions=[step.action]) for step in one.steps]
+        one.steps[2] = replace(one.steps[2], **third)
         return one
 
     assert turns_of([lost("abcd", valid=False)]) == [[{"step": 2, "why": "fault"}]]
@@ -55,11 +52,9 @@ def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
 
 
 def test_a_group_that_taught_nothing_says_why():
-    def group(*rewards, error=0):
-        played = [trajectory("t", "h", reward) for reward in rewards]
-        return [*played, *[Trajectory("t", [], 0.0, "error", error="boom")] * error]
-
-    told = [group(10.0, 10.0), group(0.0, 0.0), group(10.0, error=1), group(error=2), group(10.0, 0.0)]
+    won, lost = trajectory("t", "h", 10.0), trajectory("t", "h", 0.0)
+    error = Trajectory("t", [], 0.0, "error", error="boom")
+    told = [[won, won], [lost, lost], [won, error], [error, error], [won, lost]]
     assert [taught_nothing(one, np.zeros(2)) for one in told] == ["solved", "failed", "one", "errors", "equal"]
     assert taught_nothing(told[0], np.array([0.1, 0.1])) is None, "wins of different length teach"
     assert taught_nothing(told[1], None) is None, "unknown"
@@ -81,19 +76,16 @@ def test_the_index_reads_changed_files_again_and_names_calls_in_words(tmp_path):
 
 
 def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkeypatch):
-    for number in (1, 2, 3):
-        write_jsonl(
-            tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [trajectory(f"t{number}", "ha", 10.0)] * 2
-        )
+    groups = {f"train-{number:06d}": [trajectory(f"t{number}", "ha", 10.0)] * 2 for number in (1, 2, 3)}
+    write_run(tmp_path, groups)
     data = tmp_path / "view-data"
     data.mkdir()
     for name in ("9.js", "mine.js"):
         (data / name).write_text("old")
     monkeypatch.setattr(page, "LARGEST", 100)
-    main([str(tmp_path), "--no-open"])
+    view(browser, tmp_path)
     assert {path.name for path in data.iterdir()} == {"mine.js", "0.js", "1.js", "2.js", "3.js"}, "a user's file stays"
-    opened(browser, (tmp_path / "view.html").as_uri())
-    until(browser, lambda b: b.execute_script("return document.body.dataset.index") == "yes")
+    until(browser, lambda b: b.execute_script(INDEXED) == "yes")
     assert browser.execute_async_script("const done = arguments[0]; choose(1).then(() => done(group.id))") == "t1"
     monkeypatch.undo()
     main([str(tmp_path), "--no-open"])
@@ -106,35 +98,25 @@ def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkey
 @pytest.fixture
 def run(tmp_path):
     """Task one is won by one of three episodes, task two by none; its goal, states, actions and names are attacks."""
+    facts = {"task": "Go.", "row": {"seed": 7}}
+    one = [trajectory("one", "ha", 10.0, **facts), trajectory("one", "hbb", 0.0, **facts)]
+    one.append(trajectory("one", "hac", 0.0, "truncated", **facts))
+    one[0].steps[0].state_key = "room h, lamp on"
+    steps = [Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS]
+    steps[2].admissible_actions = ["other"]
+    two = [Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]})] * 2
+    called = tool_step(ATTACKS[1], "unknown", {"y": ATTACKS[0]})
+    two.append(Trajectory("two", [called], 0.0, "failure", task=ATTACKS[1]))
+    files = {}
     for number in (1, 2):
-        one = [
-            trajectory("one", "ha", 10.0, task="Go.", row={"seed": 7}),
-            trajectory("one", "hbb", 0.0, task="Go.", row={"seed": 7}),
-        ]
-        one.append(trajectory("one", "hac", 0.0, "truncated", task="Go.", row={"seed": 7}))
-        one[0].steps[0] = replace(one[0].steps[0], state_key="room h, lamp on")
-        steps = [
-            Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS
-        ]
-        steps[2].admissible_actions = ["other"]
-        two = [
-            Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]})
-            for _ in range(2)
-        ]
-        two.append(
-            Trajectory("two", [tool_step(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1])
-        )
-        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [*one, *two])
-        write_jsonl(tmp_path / "trajectories" / f"eval{ATTACKS[0].replace('/', '')}-{number:06d}.jsonl", two)
-    write_json(tmp_path / "run.json", {"trainer": {"gamma": 0.5, "max_turns": ATTACKS[1]}})
-    return tmp_path
+        files |= {f"train-{number:06d}": one + two, f"eval{ATTACKS[0].replace('/', '')}-{number:06d}": two}
+    return write_run(tmp_path, files, trainer={"gamma": 0.5, "max_turns": ATTACKS[1]})
 
 
 @pytest.fixture
 def at_run(run, browser):
-    main([str(run), "--no-open"])
-    opened(browser, (run / "view.html").as_uri())
-    until(browser, lambda b: b.execute_script("return document.body.dataset.index") == "yes")
+    view(browser, run)
+    until(browser, lambda b: b.execute_script(INDEXED) == "yes")
     return browser
 
 
@@ -163,9 +145,8 @@ def test_an_open_episode_is_a_path_and_colours_stay(at_run):
     before = at_run.execute_script(paint)
     at_run.execute_script("showTrajectory(2, 2)")
     keys = "return [...drawing.lines].filter(([, part]) => part.classList.contains(arguments[0])).map(([key]) => key)"
-    assert at_run.execute_script(keys, "path") == at_run.execute_script(
-        "return group.trajectories[2].steps.map((_, s) => edgeKey(group.trajectories[2], s))"
-    )
+    walked = "return group.trajectories[2].steps.map((_, s) => edgeKey(group.trajectories[2], s))"
+    assert at_run.execute_script(keys, "path") == at_run.execute_script(walked)
     assert at_run.execute_script(keys, "turn") == ["1>4"], "from a, worth most, to c"
     assert at_run.execute_script(paint) == before
     assert "turn limit" in texts_of(at_run, "#panel .here")[0]
@@ -200,10 +181,8 @@ def test_the_graph_has_a_keyboard(at_run):
     press(at_run, Keys.ARROW_RIGHT)
     assert at_run.execute_script(name) != first
     press(at_run, Keys.ENTER)
-    assert (
-        texts_of(at_run, "#panel")[0].startswith("State with value") and at_run.execute_script("return shown.n") == 2
-    )
-    assert texts_of(at_run, "#said")[0].startswith("State with value")
+    assert at_run.execute_script("return shown.n") == 2
+    assert all(texts_of(at_run, place)[0].startswith("State with value") for place in ("#panel", "#said"))
 
 
 def test_episodes_are_searched_and_tools_counted(at_run):
@@ -223,18 +202,11 @@ def test_episodes_are_searched_and_tools_counted(at_run):
 def test_nothing_that_was_recorded_runs(at_run):
     """Names of files, tools, tasks, states, keys and settings."""
     views = ["show('failures')", "choose(2, 1)", "show('evaluations')"]
-    panels = [
-        "showOverview()",
-        "showTrajectory(0, 1)",
-        "showTrajectory(2, 0)",
-        "showNode(1)",
-        "showEdge(drawing.edges[0])",
-    ]
-    for view in [*views, *[f"choose(2, 1).then(() => {one})" for one in panels]]:
-        said = at_run.execute_async_script(
-            f"const done = arguments[0]; {view}.then(() => done('ok'), (e) => done(`${{e}}`))"
-        )
-        assert said == "ok" and "taken" not in at_run.title
+    for panel in ("Overview()", "Trajectory(0, 1)", "Trajectory(2, 0)", "Node(1)", "Edge(drawing.edges[0])"):
+        views.append(f"choose(2, 1).then(() => show{panel})")
+    for shown in views:
+        script = f"const done = arguments[0]; {shown}.then(() => done('ok'), (e) => done(`${{e}}`))"
+        assert at_run.execute_async_script(script) == "ok" and "taken" not in at_run.title
     active = "main script, main img, main iframe, [onerror], [onmouseover], main a:not([href^='#'])"
     assert at_run.execute_script("return document.querySelectorAll(arguments[0]).length", active) == 0
     at_run.execute_script("document.body.insertAdjacentHTML('beforeend', '<b onclick=\"document.title = 1\">x</b>')")

@@ -4,47 +4,38 @@ import json
 
 import pytest
 from refusals import refused
-from viewing import opened, panel, trajectory, until
+from viewing import opened, panel, served, trajectory, until, write_run
 
 from g2po_trl import write_jsonl
 from g2po_trl.view import Run, Sources, open_folder
-from g2po_trl.view.server import Server
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run that has begun and has not played yet."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"trainer": {"gamma": 0.5}}))
-    return folder
+    return write_run(tmp_path / "run", {}, trainer={"gamma": 0.5})
 
 
 @pytest.fixture
 def address(run):
-    server = Server(Sources(open_folder(run, live=True)))
-    server.start()
-    yield server.address
-    server.shutdown()
+    with served(open_folder(run, live=True)) as address:
+        yield address
 
 
 def play(run, number):
     """Write an iteration of two groups, and its log line."""
     one = [trajectory("one", "ha", 10.0), trajectory("one", "hb", 0.0)]
     lost = [trajectory("two", "xy", 0.0), trajectory("two", "xz", 0.0)]
-    write_jsonl(run / "trajectories" / f"train-{number:06d}.jsonl", [*one, *lost])
+    path = run / "trajectories" / f"train-{number:06d}.jsonl"
+    write_jsonl(path, [*one, *lost])
     with (run / "log.jsonl").open("a") as file:
         file.write(json.dumps({"step": number, "episode/success_rate": 0.25, "time/update": 1.0}) + "\n")
-    return run / "trajectories" / f"train-{number:06d}.jsonl"
+    return path
 
 
 def refresh(browser):
-    assert (
-        browser.execute_async_script(
-            "const done = arguments[0]; refresh().then(() => done('ok'), (e) => done(`${e}`))"
-        )
-        == "ok"
-    )
+    script = "const done = arguments[0]; refresh().then(() => done('ok'), (e) => done(`${e}`))"
+    assert browser.execute_async_script(script) == "ok"
 
 
 def state(browser):
@@ -86,9 +77,8 @@ def test_a_half_written_iteration_is_shown_as_far_as_it_is(run, address, browser
     browser.execute_script("if (group) showTrajectory(0, 0)")
     path.write_bytes(whole)
     refresh(browser)
-    assert state(browser)[0] == 2 and browser.execute_script(
-        "return shown.groups.map((g) => g.trajectories.length)"
-    ) == [2, 2]
+    assert state(browser)[0] == 2
+    assert browser.execute_script("return shown.groups.map((g) => g.trajectories.length)") == [2, 2]
     assert panel(browser).startswith("Episode 1: solved" if part < 0 else "Task one")
 
 
@@ -105,10 +95,8 @@ def test_a_line_that_is_no_trajectory_is_reported_and_gone_when_it_is_mended(run
 
 def test_the_page_outlives_its_server(run, browser):
     play(run, 1)
-    server = Server(Sources(Run(run)))
-    server.start()
-    opened(browser, server.address)
-    server.shutdown()
+    with served(Run(run)) as address:
+        opened(browser, address)
     until(browser, lambda b: "the server has ended: g2po view run" in b.find_element("id", "live").text)
     assert "Task one" in panel(browser)
     browser.get_log("browser")
@@ -137,11 +125,10 @@ def test_green_is_for_states_from_which_an_episode_won(run, address, browser):
     green = [[g > max(r, b) for r, g, b in of_group] for of_group in colours]
     assert green == [[True, True, False], [False, False, False]]
     assert colours[0][2] == colours[1][0], "value 0 and nothing won: the same in every group"
-    write_jsonl(
-        run / "trajectories" / "train-000002.jsonl", [trajectory("lost", "xy", 0.0), trajectory("won", "h", 10.0)]
-    )
-    write_jsonl(run / "trajectories" / "train-000003.jsonl", [*[trajectory("lost", "xy", 0.0)] * 2,
-                trajectory("mixed", "ha", 10.0), trajectory("mixed", "hb", 0.0)])  # fmt: skip
+    lost, won = trajectory("lost", "xy", 0.0), trajectory("won", "h", 10.0)
+    mixed = [trajectory("mixed", "ha", 10.0), trajectory("mixed", "hb", 0.0)]
+    write_run(run, {"train-000002": [lost, won], "train-000003": [lost, lost, *mixed]}, trainer={"gamma": 0.5})
     refresh(browser)
-    assert browser.execute_async_script("const done = arguments[0]; choose(2).then(() => done(group.id))") == "lost"
-    assert browser.execute_async_script("const done = arguments[0]; choose(3).then(() => done(group.id))") == "mixed"
+    for number, name in ((2, "lost"), (3, "mixed")):
+        script = f"const done = arguments[0]; choose({number}).then(() => done(group.id))"
+        assert browser.execute_async_script(script) == name

@@ -37,31 +37,21 @@ def test_what_is_printed(run, tmp_path):
     write_jsonl(run / "trajectories" / "train-000004.jsonl", [*nothing, board])
     alike = [trajectory(name, "ha", 10.0, task="wash the mug") for name in ("level-1", "level-2")]
     write_jsonl(run / "trajectories" / "train-000005.jsonl", alike)
-    evaluation = tmp_path / "evaluation"
     ends = [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)]
-    write_jsonl(evaluation / "trajectories" / "panel-0.jsonl", ends)
-    (evaluation / "settings.json").write_text(json.dumps({"panel": "mine"}))
-    view = TerminalView(Run(run), 120)
-    texts = [
-        view.text(2),
-        view.text(4),
-        view.text(4, (2, 1)),
-        view.text(5),
-        TerminalView(open_folder(evaluation)).text(),
-    ]
+    write_jsonl(tmp_path / "evaluation" / "trajectories" / "panel-0.jsonl", ends)
+    (tmp_path / "evaluation" / "settings.json").write_text('{"panel": "mine"}')
+    view, evaluation = TerminalView(Run(run), 120), TerminalView(open_folder(tmp_path / "evaluation"))
+    texts = [view.text(2), view.text(4), view.text(4, (2, 1)), view.text(5), evaluation.text()]
     assert "\n=====\n".join(texts) == GOLDEN.read_text().rstrip("\n")
     coloured = TerminalView(Run(run), colour=True).text(2, (1, 1))
     assert "Episode 1.1: \033[32msolved\033[0m" in coloured
 
 
 def test_lines_are_not_longer_than_the_terminal(run):
-    write_jsonl(
-        run / "trajectories" / "train-000004.jsonl", [trajectory("one", ["long " * 99], 0.0, task="word " * 50)]
-    )
-    with (run / "log.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps({"step": n, "episode/success_rate": 0.5, "time/update": 1}) + "\n" for n in range(4, 300)
-        )
+    long = trajectory("one", ["long " * 99], 0.0, task="word " * 50)
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", [long])
+    lines = [{"step": n, "episode/success_rate": 0.5, "time/update": 1} for n in range(300)]
+    (run / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     for width in (40, 80):
         assert max(map(len, TerminalView(Run(run), width).text().splitlines())) <= width
 
