@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,8 @@ from g2po_envs.alfworld import (
     generate_games,
 )
 from g2po_envs.alfworld.engine import read_game
+
+HIDDEN = ("help", "look", "inventory")
 
 
 @pytest.fixture(scope="module")
@@ -42,58 +45,52 @@ def play(manifest, task_type, **options):
 
 
 def test_reset_gives_the_paper_s_first_observation_or_the_room_alone(manifest):
-    _, full, _ = play(manifest, "pick_and_place_simple")
+    of_a_pick = partial(play, manifest, "pick_and_place_simple")
+    _, full, _ = of_a_pick()
     assert full.text.startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
     assert full.text.endswith(f"Your task is to: {full.task}.")
-    _, brief, _ = play(manifest, "pick_and_place_simple", intro=False)
+    _, brief, _ = of_a_pick(intro=False)
     assert brief.text.startswith("You are in the middle of a room.") and "task" not in brief.text
     assert (brief.task, brief.state_key) == (full.task, full.state_key)
     assert "help" not in full.admissible_actions and "look" in full.admissible_actions
-    environment, first, _ = play(manifest, "pick_and_place_simple", hidden_actions=("help", "look", "inventory"))
-    assert not {action.split()[0] for action in first.admissible_actions} & {"help", "look", "inventory"}
+    environment, first, _ = of_a_pick(hidden_actions=HIDDEN)
+    assert not {action.split()[0] for action in first.admissible_actions} & {*HIDDEN}
     assert environment.step("inventory").observation.text.startswith("You are "), "hidden, but played"
 
 
-def test_only_winning_pays(manifest):
-    _, _, results = play(manifest, "pick_heat_then_place_in_recep", success_reward=3.0)
-    assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [3.0]
-    assert [result.info["success"] for result in results] == [False] * (len(results) - 1) + [True]
-    assert results[-1].terminated and not results[0].terminated
-
-
-def test_reset_starts_anew_and_leaves_the_process_as_it_was(manifest):
+def test_only_winning_pays_and_reset_starts_anew_and_leaves_the_process_as_it_was(manifest):
     arguments, output = sys.argv, sys.stdout
-    environment, first, results = play(manifest, "pick_two_obj_and_place")
-    _, again, others = play(manifest, "pick_two_obj_and_place")
-    assert again == first and [r.observation for r in others] == [r.observation for r in results]
+    (_, first, results), again = (play(manifest, "pick_two_obj_and_place", success_reward=3.0) for _ in "ab")
+    assert again[1:] == (first, results)
     assert sys.argv is arguments and sys.stdout is output
+    lost, won = [(0.0, False, False)], [(3.0, True, True)]
+    assert [(r.reward, r.info["success"], r.terminated) for r in results] == lost * (len(results) - 1) + won
 
 
 def test_ids_come_from_the_content_not_the_path(folder, manifest, tmp_path):
-    copy = tmp_path / "elsewhere"
     for number, path in enumerate(sorted(folder.glob("*/*"), reverse=True)):
-        shutil.copytree(path, copy / str(number))
-    moved = Manifest.scan(copy)
+        shutil.copytree(path, tmp_path / "elsewhere" / str(number))
+    moved = Manifest.scan(tmp_path / "elsewhere")
     assert moved.rows() == manifest.rows() and moved.hash == manifest.hash
     assert [row["task_id"] for row in moved.rows()] == sorted(moved.games)
 
 
 def test_unsolvable_games_are_counted_and_corrupt_ones_named(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "games")
-    bad, corrupt = sorted((tmp_path / "games").glob("*/*/game.tw-pddl"))[:2]
+    games = shutil.copytree(folder, tmp_path / "games")
+    bad, corrupt = sorted(games.glob("*/*/game.tw-pddl"))[:2]
     bad.write_text(json.dumps(json.loads(bad.read_text()) | {"solvable": False}))
-    manifest = Manifest.scan(tmp_path / "games")
+    manifest = Manifest.scan(games)
     assert manifest.skipped == {"unsolvable": 1} and len(manifest) == 5
 
     whole = json.loads(corrupt.read_text())
     for content in ("{", "[]", json.dumps({"grammar": ""})):
         corrupt.write_text(content)
         with pytest.raises(CorruptGameError, match=corrupt.parent.name):
-            Manifest.scan(tmp_path / "games")
+            Manifest.scan(games)
 
     # Valid JSON that the engine cannot load; and a file that changes after the scan.
     corrupt.write_text(json.dumps(whole | {"pddl_problem": "(define (problem generated) (:domain alfred"}))
-    manifest = Manifest.scan(tmp_path / "games")
+    manifest = Manifest.scan(games)
     task_id = next(task_id for task_id, (_, path) in manifest.games.items() if path == str(corrupt))
     for content in (corrupt.read_text(), json.dumps(whole)):
         corrupt.write_text(content)
@@ -101,19 +98,16 @@ def test_unsolvable_games_are_counted_and_corrupt_ones_named(folder, tmp_path):
             AlfworldEnvironment(manifest).reset(task_id=task_id)
 
 
-@pytest.mark.parametrize(
-    ("field", "call"),
-    [
-        ("directory", lambda manifest, folder: Manifest.scan(folder)),
-        ("directory", lambda manifest, folder: Manifest.scan(folder / "missing")),
-        ("hidden_actions", lambda manifest, folder: AlfworldEnvironment(manifest, hidden_actions="help")),
-        ("key", lambda manifest, folder: AlfworldEnvironment(manifest, key="text")),
-        ("task_id", lambda manifest, folder: AlfworldEnvironment(manifest).reset(task_id="nope")),
-    ],
-)
-def test_what_is_refused(manifest, tmp_path, field, call):
-    with refused(field):
-        call(manifest, tmp_path)
+def test_what_is_refused(manifest, tmp_path):
+    for field, call in (
+        ("directory", partial(Manifest.scan, tmp_path)),
+        ("directory", partial(Manifest.scan, tmp_path / "missing")),
+        ("hidden_actions", partial(AlfworldEnvironment, manifest, hidden_actions="help")),
+        ("key", partial(AlfworldEnvironment, manifest, key="text")),
+        ("task_id", partial(AlfworldEnvironment(manifest).reset, task_id="nope")),
+    ):
+        with refused(field):
+            call()
 
 
 @pytest.mark.parametrize("prompt", [ALFWORLD_PROMPT, ALFWORLD_COMPACT_PROMPT])

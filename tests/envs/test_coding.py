@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from run_g2po import outcome
+from scripted_agents import ASKING
 
 from g2po_envs.tiny.coding_model import probabilities
 from g2po_trl.agents.agent import AgentEnvironment
@@ -20,6 +21,15 @@ from g2po_trl.prompts.tool_format import make_tool_format
 CODING = SOURCES["coding"]
 REPOSITORIES = [json.loads(line) for line in (CODING / "repositories.jsonl").read_text().splitlines()]
 HELD_OUT = 24  # the last four repositories, with six mistakes each
+
+
+# It asks the model once, and puts what it says in place of the wrong sign.
+FAKE = f"""{ASKING}
+from pathlib import Path
+said, file = ask(sys.argv[1]), Path("task.py")
+file.write_text(file.read_text().replace("-=", said))
+Path("test_task.py").write_text("")
+"""
 
 
 @pytest.fixture
@@ -59,11 +69,8 @@ def test_what_init_writes_is_good(folder, capsys):
     assert code == 0 and "random responses succeed in 0 of" in said, said + errors
     assert {line.split()[0] for line in lines} <= {"ok", "warning"} and "there is a graph to learn from" in said, said
     assert following == "Next: g2po teach --agent agent.py"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout
 
 
@@ -72,15 +79,7 @@ def test_a_command_line_agent_as_in_the_readme(folder):
     named = '"my-agent", "--prompt"'
     assert named in code
     (folder / "command.py").write_text(code.replace(named, f'"python", "{folder}/fake.py"'))
-    (folder / "fake.py").write_text(
-        "import os, pathlib, sys\n"
-        "from openai import OpenAI\n"
-        "asked = [{'role': 'user', 'content': sys.argv[1]}]\n"
-        "said = OpenAI().chat.completions.create(model=os.environ['OPENAI_MODEL'], messages=asked)\n"
-        "file = pathlib.Path('task.py')\n"
-        "file.write_text(file.read_text().replace('-=', said.choices[0].message.content))\n"
-        "pathlib.Path('test_task.py').write_text('')\n"
-    )
+    (folder / "fake.py").write_text(FAKE)
     for said, reward in (("+=", 1.0), ("*=", 0.0)):
         environment = AgentEnvironment(load(f"{folder}/command.py:coder"), max_turns=2)
         environment.reset(repository="weather-2")
@@ -100,10 +99,8 @@ def test_the_bundled_model_writes_short_calls(folder):
     arguments = {"line": 14, "old": " - 1", "new": ""}
     call = {"type": "function", "function": {"name": "edit", "arguments": arguments}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    prompt, whole = (
-        tokenizer.apply_chat_template(part, add_generation_prompt=len(part) == 1, return_dict=False)
-        for part in (messages[:1], messages)
-    )
+    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(messages, return_dict=False)
     assert whole[: len(prompt)] == prompt
     ids = whole[len(prompt) : whole.index(tokenizer.eos_token_id, len(prompt)) + 1]
     assert len(ids) <= 24

@@ -1,4 +1,4 @@
-"""Gymnasium environments are played, checked and trained on through the adapter."""
+"""Gymnasium environments are played and trained on through the adapter."""
 
 import json
 from functools import partial
@@ -12,13 +12,11 @@ from games_of_gymnasium import TextWalk
 from refusals import refused
 from returning import check_played_again
 
-from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
-from g2po_trl.check.examine import Examination
-from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits, read_jsonl
 from g2po_trl.environments.tasks import check_task_columns
 from g2po_trl.runs.run_json import load_object
 
-LETTERS = "games_of_gymnasium:Letters-v0"
+LETTERS, DICE = (f"games_of_gymnasium:{name}-v0" for name in ("Letters", "Dice"))
 LAKE = {
     "env_id": "FrozenLake-v1",
     "make_options": {"render_mode": "ansi", "is_slippery": False},
@@ -33,8 +31,7 @@ def test_texts_pass_through_and_success_is_told():
     first = game.reset(seed=3)
     assert first == game.reset(seed=3) and first != game.reset(seed=4)
     assert first.text.startswith("attic ") and first.admissible_actions == ["a", "z"] and first.task == "Say letters."
-    game.step("a")
-    last = game.step("b")
+    last = [game.step(letter) for letter in "ab"][1]
     assert (last.observation.text, last.reward, last.terminated, last.truncated) == ("kitchen", 10.0, True, False)
     assert last.info == {"success": True, "turns": 1}, "what is no plain value, and a score that is none, are left out"
 
@@ -47,13 +44,11 @@ def test_columns_of_a_row_are_gymnasiums_options():
 
 
 def test_an_impossible_action_is_answered_and_not_played():
-    game = GymnasiumEnvironment(LETTERS)
+    game, anything = (GymnasiumEnvironment(LETTERS, any_text=any_text) for any_text in (False, True))
     first = game.reset(seed=3)
     answer = game.step("go north")
-    assert first.text in answer.observation.text
+    assert first.text in answer.observation.text and game.env.unwrapped.said == ""
     assert answer.observation.state_key == first.text and answer.info == {"invalid_action": True}
-    assert game.env.unwrapped.said == ""
-    anything = GymnasiumEnvironment(LETTERS, any_text=True)
     anything.reset()
     assert anything.step("go north").observation.text == "kitchen"
 
@@ -79,14 +74,13 @@ def test_masked_actions_are_not_listed():
 
 
 def test_episodes_that_are_played_in_turn_do_not_disturb_each_other():
-    alone, first, second = (GymnasiumEnvironment("games_of_gymnasium:Dice-v0") for _ in range(3))
+    alone, first, second = (GymnasiumEnvironment(DICE) for _ in range(3))
     expected = [alone.reset(seed=1).text] + [alone.step("a").observation.text for _ in range(3)]
     seen = [first.reset(seed=1).text]
     second.reset(seed=2)
     for _ in range(3):
-        result = first.step("a")
+        result, _ = first.step("a"), second.step("a")
         seen.append(result.observation.text)
-        second.step("a")
     assert seen == expected and len(set(seen)) == 4
     assert result.truncated and not result.terminated, "Gymnasium's own time limit"
 
@@ -100,53 +94,39 @@ def test_spaces_of_another_kind_by_a_class_of_ones_own():
         assert pool.reset([{}])[0].task == "Walk."
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"env_id": "Letters-v7"}, "env_id"),
-        ({"env_id": "FrozenLake-v1"}, "observation_space"),
-        ({"env_id": "games_of_gymnasium:Walk-v0"}, "observation_space"),
-        ({**LAKE, "action_names": ["left"]}, "action_names"),
-        ({"env_id": LETTERS, "action_names": ["left"]}, "action_names"),
-    ],
-)
-def test_what_cannot_be_played_is_refused_with_a_remedy(options, field):
-    with refused(field):
-        GymnasiumEnvironment(**options)
-
-
-def test_check_of_a_borrowed_game():
-    pond = {**LAKE, "make_options": {**LAKE["make_options"], "desc": ["SF", "HG"]}}  # chance sometimes crosses it
-    findings = Examination(
-        partial(GymnasiumEnvironment, **pond), [{"seed": 1}], episodes=8, episode_limits=EpisodeLimits(20)
-    ).at_random()
-    assert {finding.level for finding in findings} == {"ok"}
+def test_what_cannot_be_played_is_refused():
+    for field, options in (
+        ("env_id", {"env_id": "Letters-v7"}),
+        ("observation_space", {"env_id": "FrozenLake-v1"}),
+        ("observation_space", {"env_id": "games_of_gymnasium:Walk-v0"}),
+        ("action_names", {**LAKE, "action_names": ["left"]}),
+        ("action_names", {"env_id": LETTERS, "action_names": ["left"]}),
+    ):
+        with refused(field):
+            GymnasiumEnvironment(**options)
 
 
 def test_trained_on_and_described_for_evaluation(make_trainer):
     trainer = make_trainer(environment=partial(GymnasiumEnvironment, LETTERS, task="go"), max_steps=1)
     trainer.train()
     folder = Path(trainer.args.output_dir)
-    lines = (folder / "trajectories" / "train-000001.jsonl").read_text().splitlines()
-    played = [json.loads(line) for line in lines]
-    assert {one["outcome"] for one in played} <= {"success", "failure", "truncated"}
-    assert any(len(one["steps"]) >= 2 for one in played)
+    played = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
+    assert {one.outcome for one in played} <= {"success", "failure", "truncated"}
+    assert any(len(one.steps) >= 2 for one in played)
     recorded = json.loads((folder / "run.json").read_text())["environment"]
     assert recorded["kwargs"] == {"env_id": LETTERS, "task": "go"}
     assert load_object(recorded)().reset(seed=3).task == "go"
 
 
-@pytest.mark.parametrize(
-    ("options", "actions"),
-    [
-        ({"env_id": "games_of_gymnasium:Dice-v0"}, ["a", "b", "go north", "c", "a"]),
-        (
-            {**LAKE, "make_options": {"render_mode": "ansi", "is_slippery": True}},
-            ["right", "down", "fly"] + ["up"] * 6,
-        ),
-        ({"env_id": "Taxi-v4", "make_options": {"render_mode": "ansi"}}, ["0", "1", "2", "3", "4", "5"]),
-    ],
-)
+SLIPPERY = {**LAKE, "make_options": {"render_mode": "ansi", "is_slippery": True}}
+WALKS = [
+    ({"env_id": DICE}, ["a", "b", "go north", "c", "a"]),
+    (SLIPPERY, ["right", "down", "fly", *6 * ["up"]]),
+    ({"env_id": "Taxi-v4", "make_options": {"render_mode": "ansi"}}, [*"012345"]),
+]
+
+
+@pytest.mark.parametrize(("options", "actions"), WALKS)
 def test_chance_is_played_again(options, actions):
     """Chance of the game's own generator, and of Python's, which its neighbours in the worker use as well."""
     check_played_again(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)

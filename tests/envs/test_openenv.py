@@ -28,7 +28,7 @@ from websockets.sync.client import connect
 
 from g2po_envs.adapters import openenv, serving
 from g2po_envs.adapters.openenv import RemoteEnvironment, read_observation
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment, check_environment
+from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
 from g2po_trl.cli.commands.serve import main
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.validation import validate_observation
@@ -81,15 +81,6 @@ def test_a_remote_environment_plays_as_the_local_one(server):
         assert all(remote.step(action) == local.step(action) for action in ["nonsense", *actions])
     remote.close()
     check_environment(load(server), {"key_room": "hall"})
-
-
-def test_a_pool_of_remote_environments_plays_many_episodes_at_a_time(server):
-    rooms = [*KEY_DOOR_WALKTHROUGHS] * 2
-    with EnvironmentPool(partial(RemoteEnvironment, [server]), PoolLimits(2)) as pool:
-        assert all(isinstance(first, Observation) for first in pool.reset([{"key_room": room} for room in rooms]))
-        played = pool.step(dict.fromkeys(range(len(rooms)), "take key"))
-        found = ["You take the key" in played[slot].observation.text for slot in range(len(rooms))]
-        assert found == [room == "hall" for room in rooms]
 
 
 @contextmanager
@@ -188,20 +179,15 @@ def test_a_tool_based_class_is_served_as_the_trainer_wraps_it():
 def test_a_connection_that_ended_between_episodes_is_made_again(monkeypatch):
     """Servers and proxies close idle ones, e.g. during a long update."""
 
-    class Client:
-        used = False
-
-        def reset(self):
-            if self.used:
-                raise ConnectionError("closed while idle")
-            self.used = True
-            return Answer({"text": "x"}, 0.0, False)
-
-        def close(self):
-            pass
-
     def connected(remote):
-        remote._url, remote._client = remote.base_urls[0], Client()
+        answers = iter([Answer({"text": "x"}, 0.0, False)])
+
+        def reset():
+            if (answer := next(answers, None)) is None:
+                raise ConnectionError("closed while idle")
+            return answer
+
+        remote._url, remote._client = NOWHERE, SimpleNamespace(reset=reset, close=lambda: None)
 
     monkeypatch.setattr(RemoteEnvironment, "_connect", connected)
     remote = RemoteEnvironment([NOWHERE])

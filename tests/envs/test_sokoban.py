@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,14 +28,14 @@ from g2po_trl import StateGraph, Step, Trajectory
 ROOM = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #\n# # # # #"
 
 
-def played(directions, text=ROOM):
-    environment = SokobanEnvironment()
+def opened(text=ROOM, **options):
+    environment = SokobanEnvironment(**options)
     environment.reset(level=text)
-    return [environment.step(direction) for direction in directions.split()]
+    return environment
 
 
 def test_a_box_is_pushed_onto_its_goal():
-    (result,) = played("right")
+    result = opened().step("right")
     assert result.terminated and result.reward == 10.0
     assert result.observation.text.splitlines()[1] == "# _ p * #"
 
@@ -66,10 +67,8 @@ def test_distances_are_those_of_a_forward_search(size, number):
 
 
 def test_a_box_in_a_corner_is_lost():
-    corner = "# # # # #\n# x _ o #\n# p _ _ #\n# _ _ _ #\n# # # # #"
-    assert distance_of(corner) is None
-    environment = SokobanEnvironment(end_when_lost=True)
-    environment.reset(level="# # # # #\n# _ x o #\n# _ _ p #\n# _ _ _ #\n# # # # #")
+    assert distance_of("# # # # #\n# x _ o #\n# p _ _ #\n# _ _ _ #\n# # # # #") is None
+    environment = opened("# # # # #\n# _ x o #\n# _ _ p #\n# _ _ _ #\n# # # # #", end_when_lost=True)
     assert environment.distance() == 4
     goes_on = [environment.step(one) for one in ("left", "up")]
     assert not any(result.terminated for result in goes_on), "up pushes the box against the wall: nothing moves"
@@ -93,52 +92,49 @@ def test_levels_are_as_their_size_says_and_the_expert_solves_them(size):
 
 
 def test_levels_of_training_and_evaluation_differ_however_they_are_turned():
-    train = [make_level(row["size"], row["number"]).draw() for row in level_rows("tiny", 200)]
-    held_out = [make_level(row["size"], row["number"]).draw() for row in level_rows("tiny", 30, held_out=True)]
+    train, held_out = (
+        [make_level(row["size"], row["number"]).draw() for row in level_rows("tiny", number, held_out=is_held_out)]
+        for number, is_held_out in ((200, False), (30, True))
+    )
     assert len(set(train)) == 200 and len(set(held_out)) == 30
-    symmetries = [
-        turned(drawing, {}, turns, mirror)[0] for drawing in held_out for turns in range(4) for mirror in (False, True)
-    ]
+    ways = [(turns, is_mirrored) for turns in range(4) for is_mirrored in (False, True)]
+    symmetries = [turned(drawing, {}, *way)[0] for drawing in held_out for way in ways]
     assert len(set(symmetries)) > 60 and not set(symmetries) & set(train)
 
 
-@pytest.mark.parametrize(
-    ("field", "call"),
-    [
-        ("level", lambda: Level.read("# ? #\n# p #\n# # #")),
-        ("level", lambda: Level.read("# # #\n# p #")),
-        ("level", lambda: Level.read("# # #\n# p #\n# # #")),
-        ("size", lambda: make_level("huge", 0)),
-        ("size", lambda: level_rows("tiny", 400, held_out=True)),
-        ("render", lambda: SokobanEnvironment(render="sound")),
-        ("positions", lambda: SokobanEnvironment(render="image", positions=True)),
-    ],
-)
-def test_what_is_refused(field, call):
-    with refused(field):
-        call()
+def test_what_is_refused():
+    for field, call in (
+        *(
+            ("level", partial(Level.read, text))
+            for text in ("# ? #\n# p #\n# # #", "# # #\n# p #", "# # #\n# p #\n# # #")
+        ),
+        ("size", partial(make_level, "huge", 0)),
+        ("size", partial(level_rows, "tiny", 400, held_out=True)),
+        ("render", partial(SokobanEnvironment, render="sound")),
+        ("positions", partial(SokobanEnvironment, render="image", positions=True)),
+    ):
+        with refused(field):
+            call()
 
 
 def test_the_limited_expert_knows_no_more_than_what_is_beside_it():
-    rng, environment = random.Random(0), SokobanEnvironment()
-    environment.reset(level=ROOM)
-    assert {limited_expert(environment, rng) for _ in range(20)} == {"right"}
-    environment.step("down")
-    assert {limited_expert(environment, rng) for _ in range(40)} == {"up", "right"}
-    environment.step("right")
-    assert {limited_expert(environment, rng) for _ in range(20)} == {"left"}, "beside the box: back to push it"
+    rng, environment = random.Random(0), opened()
+    for walked, choices in ((None, {"right"}), ("down", {"up", "right"}), ("right", {"left"})):
+        if walked:
+            environment.step(walked)
+        assert {limited_expert(environment, rng) for _ in range(40)} == choices, "beside the box: back to push it"
 
 
 def test_exact_distances_as_values():
-    rows, environment, episodes = [{"level": ROOM}], SokobanEnvironment(), []
+    rows, environment, episodes = [{"level": ROOM}], opened(), []
     for moves in ("right", "down up right", "down right down down"):
-        steps, seen = [], environment.reset(**rows[0])
+        seen, steps = environment.reset(level=ROOM), []
         for name in moves.split():
             steps.append(Step(seen.text, name))
             result = environment.step(name)
             seen = result.observation
-        won = result.terminated
-        episodes.append(Trajectory("one", steps, 10.0 * won, "success" if won else "truncated"))
+        outcome = "success" if result.terminated else "truncated"
+        episodes.append(Trajectory("one", steps, result.reward, outcome))
     graph = StateGraph.from_groups([episodes], gamma=0.5)
     told = []
     ExactAdvantage(rows, estimator=lambda exact: told.append(exact) or np.zeros(exact.num_steps))(graph)

@@ -104,9 +104,8 @@ def test_the_experts_succeed(held_out):
 
 
 def test_demonstrations_are_varied_without_losing_what_is_right(held_out):
-    for number, shown in enumerate(
-        demonstrations.demonstrate(alfworld.tiny_environment(held_out), held_out.rows()[:6], 1, 0)
-    ):
+    games_shown = demonstrations.demonstrate(alfworld.tiny_environment(held_out), held_out.rows()[:6], 1, 0)
+    for number, shown in enumerate(games_shown):
         other = augment(shown, random.Random(number), keep_names=0.0)
         assert other.expert in other.actions
         words, renamed = (re.findall(r"[a-z]+", d.task + " " + d.observation) for d in (shown, other))
@@ -123,23 +122,16 @@ def test_demonstrations_are_varied_without_losing_what_is_right(held_out):
 def test_what_the_recipes_train_on_was_not_demonstrated():
     shown = {row["number"] for row in level_rows("small", 50, first=FIRST_LEVEL)}
     assert not shown & {row["number"] for row in level_rows("small", 320)}
-    sold = [
-        {(p.title, p.price_tag) for p in source.load()[0].products.values()}
-        for source in (SHOP, *(ShopSource(seed=seed) for seed in range(SHOP_SEED, SHOP_SEED + 3)))
-    ]
+    shops = [SHOP, *(ShopSource(seed=seed) for seed in range(SHOP_SEED, SHOP_SEED + 3))]
+    sold = [{(p.title, p.price_tag) for p in source.load()[0].products.values()} for source in shops]
     assert all(sold[0].isdisjoint(other) for other in sold[1:])
 
 
 def test_making_is_deterministic(tmp_path):
     """The pipeline at a very reduced scale, twice: same tokenizer, same weights; another seed is another model."""
-    recipe = Recipe(
-        hidden_size=64,
-        intermediate_size=64,
-        num_layers=1,
-        batch_size=8,
-        bf16=False,
-        phases=(Phase("read", 4, 1e-3, whole_sequence=True), Phase("loosen", 3, 1e-3, noise=0.3)),
-    )
+    phases = (Phase("read", 4, 1e-3, whole_sequence=True), Phase("loosen", 3, 1e-3, noise=0.3))
+    size = {"hidden_size": 64, "intermediate_size": 64, "num_layers": 1}
+    recipe = Recipe(**size, batch_size=8, bf16=False, phases=phases)
     made = []
     for attempt in ("once", "again"):
         shown = make_tiny_model.make_demonstrations(tmp_path / attempt, num_games=12)
@@ -161,9 +153,8 @@ def test_the_model_that_sees_has_a_token_for_each_square_and_is_taught_to_say_wh
     seen = environment.reset(number=FIRST_LEVEL)
     encode, picture = ChatEncoder(processor), as_picture(seen.images[0])
     prompt = SOKOBAN_COMPACT_PROMPT.messages("", admissible_actions=seen.admissible_actions, images=[picture])
-    assert (
-        encode(prompt)[0].count(processor.image_token_id) == make_tiny_vision_model.SIDE**2 == SIZES["small"].side ** 2
-    )
+    squares = encode(prompt)[0].count(processor.image_token_id)
+    assert squares == make_tiny_vision_model.SIDE**2 == SIZES["small"].side ** 2
     pixels = processor(text=[processor.image_token], images=[[picture.open()]], return_tensors="pt")["pixel_values"]
     shown = pixels[0, 0].permute(1, 2, 0) * 0.5 + 0.5
     assert (shown * 255).round().byte().numpy().tobytes() == seen.images[0].tobytes(), "no pixel is changed"

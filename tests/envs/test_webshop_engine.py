@@ -20,6 +20,7 @@ from g2po_envs.webshop.words import split_words
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "webshop"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the recordings are not here (../shared/golden/webshop)")
 OFFICIAL_SEED = 233
+ITEMS = '[{"asin": "B000000001"}]'
 
 
 def read(name):
@@ -48,31 +49,22 @@ def nouns():
     return read("nouns.json")["titles"].__getitem__
 
 
+def goal_of(record, weight=1.0):
+    options = record["goal_options"]
+    names = ("asin", "category", "query", "name", "product_category", "instruction_text")
+    facts = [record[name] for name in names]
+    options = options if isinstance(options, dict) else tuple(options)
+    return Goal(*facts, tuple(record["attributes"]), record["price_upper"], options, weight)
+
+
 @needs_golden
 @pytest.mark.parametrize("human", [False, True])
 def test_goals_are_the_recorded_ones(recorded, human):
     goals, expected = recorded[human][1], read("goals.json")["human" if human else "synthetic"]
     assert len(goals) == len(expected) > 250
     for goal, record in zip(goals, expected):
-        options = record.pop("goal_options")
-        assert goal.options == (options if isinstance(options, dict) else tuple(options))
-        assert goal.weight == pytest.approx(record.pop("weight"))
-        assert goal == goal_of(record, goal.options, goal.weight)
-
-
-def goal_of(record, options, weight=1.0):
-    return Goal(
-        record["asin"],
-        record["category"],
-        record["query"],
-        record["name"],
-        record["product_category"],
-        record["instruction_text"],
-        tuple(record["attributes"]),
-        record["price_upper"],
-        options,
-        weight,
-    )
+        assert goal.weight == pytest.approx(record["weight"])
+        assert goal == goal_of(record, goal.weight)
 
 
 @needs_golden
@@ -98,9 +90,7 @@ def test_rewards_and_their_parts(recorded, nouns):
     products, rows = recorded[False][0].products, read("rewards.jsonl")
     assert len(rows) == 500
     for row in rows:
-        options = row["goal"]["goal_options"]
-        goal = goal_of(row["goal"], options if isinstance(options, dict) else tuple(options))
-        value, parts = score(products[row["asin"]], goal, row["price"], row["options"], nouns)
+        value, parts = score(products[row["asin"]], goal_of(row["goal"]), row["price"], row["options"], nouns)
         assert value == row["reward"] and parts == row["info"], row["id"]
 
 
@@ -114,10 +104,9 @@ def test_every_page_of_every_recorded_visit(recorded, nouns):
         for number, step in enumerate(episode["steps"]):
             outcome = shop.act(step["action"]) if step["action"] is not None else None
             place = f"episode {episode['id']} ({episode['cls']}), step {number}, {step['action']!r}"
-            assert shop.text == step["obs"], place
-            assert shop.rich == step["obs_rich"], place
-            assert shop.clickables == step["clickables"], place
-            assert shop.has_search_bar == step["has_search_bar"], place
+            shown = {"obs": shop.text, "obs_rich": shop.rich, "clickables": shop.clickables}
+            shown["has_search_bar"] = shop.has_search_bar
+            assert shown == {name: step[name] for name in shown}, place
             if outcome is not None:
                 assert (outcome.reward, outcome.done) == (step["reward"], step["done"]), place
             steps += 1
@@ -167,18 +156,13 @@ def test_bm25_by_hand():
 
 @pytest.mark.parametrize(
     ("items", "attributes", "file"),
-    [
-        (None, "{}", "items.json"),
-        ("{}", "{}", "items.json"),
-        ('[{"asin": "B000000001"}]', "[]", "attributes.json"),
-        ('[{"asin": "B000000001"}]', "{}", "items.json"),
-    ],
+    [(None, "{}", "items"), ("{}", "{}", "items"), (ITEMS, "[]", "attributes"), (ITEMS, "{}", "items")],
 )
 def test_files_that_are_none_of_webshops_are_named(tmp_path, items, attributes, file):
-    for name, text in (("items.json", items), ("attributes.json", attributes)):
-        if text is not None:
-            (tmp_path / name).write_text(text)
-    with refused(str(tmp_path / file)):
+    (tmp_path / "attributes.json").write_text(attributes)
+    if items is not None:
+        (tmp_path / "items.json").write_text(items)
+    with refused(str(tmp_path / f"{file}.json")):
         Catalogue.load(tmp_path / "items.json", tmp_path / "attributes.json")
 
 
