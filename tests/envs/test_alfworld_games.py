@@ -1,9 +1,12 @@
-"""The generator of ALFWorld games."""
+"""The generator of ALFWorld games; and of the official ones: are they all there, and the same as before?"""
 
 import json
 import random
+import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,19 +17,20 @@ from refusals import refused
 from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.engine import read_game
 from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, split_of_layout
+from g2po_envs.alfworld.official import RECORD, RELEASE, Release, official_games, record
+from g2po_envs.alfworld.planning import Planners
 from g2po_envs.alfworld.vocabulary import HOLDS
 
-NUMBER = 12
+NUMBER, MADE = 12, ("train", "held-out")
+generate_tiny = partial(generate_games, size="tiny", num_workers=1, progress=False)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder and manifest of tiny games for training, and of held-out ones."""
     root = tmp_path_factory.mktemp("games")
-    return {
-        split: (root / split, generate_games(root / split, split, NUMBER, seed=3, size="tiny", num_workers=2))
-        for split in ("train", "held-out")
-    }
+    made = [(root / split, generate_tiny(root / split, split, NUMBER, seed=3, num_workers=2)) for split in MADE]
+    return dict(zip(MADE, made))
 
 
 def test_all_task_types_and_every_walkthrough_wins(made):
@@ -48,21 +52,17 @@ def test_all_task_types_and_every_walkthrough_wins(made):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_rooms_are_as_large_as_said_and_disjoint_between_splits(size):
-    drawn = {
-        split: [
-            draw_room(random.Random(f"{split}{i}"), split, size, TASK_TYPES[i % len(TASK_TYPES)]) for i in range(60)
-        ]
-        for split in SPLITS
-    }
-    layouts = {split: {room.layout for room in rooms} for split, rooms in drawn.items()}
-    assert not layouts["train"] & layouts["held-out"]
-    assert not layouts["train"] & layouts["validation"]
-    assert not layouts["validation"] & layouts["held-out"]
-    for split, found in layouts.items():
-        assert {split_of_layout(layout) for layout in found} == {split}
+    drawn = {split: [] for split in SPLITS}
+    for split, rooms in drawn.items():
+        for number in range(60):
+            kind = TASK_TYPES[number % len(TASK_TYPES)]
+            rooms.append(draw_room(random.Random(f"{split}{number}"), split, size, kind))
+        assert {split_of_layout(room.layout) for room in rooms} == {split}
+    layouts = [{room.layout for room in rooms} for rooms in drawn.values()]
+    assert len(set.union(*layouts)) == sum(map(len, layouts)), "no layout is in two splits"
     for room in sum(drawn.values(), []):
-        low, high = SIZES[size].receptacles
-        assert low <= len(room.receptacles) <= high
+        least, most = SIZES[size].receptacles
+        assert least <= len(room.receptacles) <= most
         assert {*room.receptacles.values()} <= {*RECEPTACLE_TYPES}
         for thing, place in room.objects.values():
             assert thing in OBJECT_TYPES
@@ -74,11 +74,11 @@ def test_rooms_are_as_large_as_said_and_disjoint_between_splits(size):
 
 def test_the_arguments_alone_decide(made, tmp_path):
     _, manifest = made["train"]
-    again = generate_games(tmp_path / "again", "train", NUMBER, seed=3, size="tiny", num_workers=1, progress=False)
+    again = generate_tiny(tmp_path / "again", "train", NUMBER, seed=3)
     assert again.games.keys() == manifest.games.keys() and again.hash == manifest.hash
-    fewer = generate_games(tmp_path / "fewer", "train", 3, seed=3, size="tiny", num_workers=1, progress=False)
+    fewer = generate_tiny(tmp_path / "fewer", "train", 3, seed=3)
     assert fewer.games.keys() < manifest.games.keys()
-    other = generate_games(tmp_path / "fewer", "train", 3, seed=4, size="tiny", num_workers=1, progress=False)
+    other = generate_tiny(tmp_path / "fewer", "train", 3, seed=4)
     assert not other.games.keys() & manifest.games.keys()
     assert Manifest.scan(tmp_path / "fewer").hash == other.hash  # made with other arguments: replaced
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "fewer"]
@@ -86,10 +86,7 @@ def test_the_arguments_alone_decide(made, tmp_path):
 
 def test_made_games_are_found_again_and_damage_is_repaired(made, monkeypatch):
     folder, manifest = made["held-out"]
-
-    def make():
-        return generate_games(folder, "held-out", NUMBER, seed=3, size="tiny", num_workers=1, progress=False)
-
+    make = partial(generate_tiny, folder, "held-out", NUMBER, seed=3)
     with monkeypatch.context() as patched:
         patched.setattr("g2po_envs.alfworld.games.Planners", None)  # would fail if anything were planned
         assert make().hash == manifest.hash
@@ -97,20 +94,17 @@ def test_made_games_are_found_again_and_damage_is_repaired(made, monkeypatch):
     assert make().hash == manifest.hash
 
 
-@pytest.mark.parametrize(
-    ("field", "arguments"),
-    [
+def test_bad_arguments_are_refused_and_files_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("keep")
+    for field, arguments in (
         ("split", ("x", "test", 1)),
         ("size", ("x", "train", 1, 0, "huge")),
         ("num_games", ("x", "train", 0)),
         ("directory", (".", "train", 1)),
-    ],
-)
-def test_bad_arguments_are_refused_and_files_kept(tmp_path, monkeypatch, field, arguments):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("keep")
-    with refused(field):
-        generate_games(*arguments)
+    ):
+        with refused(field):
+            generate_games(*arguments)
     assert [path.name for path in tmp_path.rglob("*")] == ["notes.txt"]
 
 
@@ -128,9 +122,50 @@ def test_command_line_makes_a_full_kitchen_that_official_tools_can_read(tmp_path
 
 
 def test_a_killed_planner_is_an_error_and_not_a_hang():
-    from g2po_envs.alfworld.planning import Planners
-
     with pytest.raises(RuntimeError, match="planner process died"), Planners(2) as planners:
         for worker, _ in planners._workers:
             worker.kill()
         list(planners.solve({"pddl_domain": ""} for _ in range(8)))
+
+
+# -- the official games, here a small release of generated ones -------------------------------------------------------
+
+
+def change(root, release, known):
+    """Change a game that the release knows, or another one."""
+    train = Manifest.scan(root / RELEASE / "train")
+    path = Path(train.path(next(game for game in train.games if (game in release.known["train"]) == known)))
+    path.write_text(path.read_text().replace('"pddl_problem": "', '"pddl_problem": "\\n'))
+
+
+FAULTS = {
+    "a missing game": lambda root, _: shutil.rmtree(next(iter((root / RELEASE / "train").glob("*")))),
+    "another known game": partial(change, known=True),
+    "a change after the record": partial(change, known=False),
+    "no games": lambda root, _: shutil.rmtree(root / RELEASE),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_there_is_recorded_once_and_every_fault_is_refused(made, tmp_path, fault):
+    known = {}
+    for name, (folder, games) in zip(("train", "valid_seen"), made.values()):
+        shutil.copytree(folder, tmp_path / RELEASE / name)
+        known[name] = list(games.games)[:2]
+    release = Release(dict.fromkeys(known, NUMBER), known)
+    found = record(tmp_path, release)
+    written = json.loads((tmp_path / RECORD).read_text())
+    assert written == {name: found[name] for name in ("versions", "manifests")} and record(tmp_path, release) == found
+    panel = official_games("valid_seen", tmp_path, release)
+    assert len(panel) == NUMBER and panel.hash == written["manifests"]["valid_seen"]
+    FAULTS[fault](tmp_path, release)
+    with refused("directory"):
+        official_games("train", tmp_path, release)
+    with refused("split"):
+        official_games("test", tmp_path, release)
+
+
+def test_what_is_known_of_the_real_release():
+    release = Release.load()
+    assert release.numbers == {"train": 3553, "valid_seen": 140, "valid_unseen": 134}
+    assert len(release.known["train"]) == 120 and len(release.known["valid_seen"]) == 24

@@ -1,24 +1,21 @@
-"""Images of steps in the viewer: as data URLs in the page, bounded in size, with names that are only hashes."""
+"""Images of steps and boards of letters in the viewer. Images are data URLs, bounded in size, named by hashes."""
 
 import base64
 import io
-import json
 
 import numpy as np
 import pytest
 from PIL import Image
-from refusals import refused
-from viewing import opened, until
+from viewing import texts_of, until, view, write_run
 
 from g2po_envs.sokoban import SokobanEnvironment, expert, make_level
 from g2po_envs.sokoban.drawing import SQUARE, picture
-from g2po_envs.sokoban.environment import RENDER
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.environments.validation import validate_observation, validate_step
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import image_file, read_jsonl
 from g2po_trl.utils.images import PLACE, as_picture
-from g2po_trl.view import Run, Sources, write_page
+from g2po_trl.view import Run
 from g2po_trl.view import texts as of_texts
 from g2po_trl.view.texts import Texts, step_data
 
@@ -36,12 +33,9 @@ def solved(render, turns=20):
 
 @pytest.fixture
 def folder(tmp_path):
-    run = tmp_path / "drawn"
     group = [solved("image"), solved("image"), solved("image", turns=2)]
-    write_jsonl(run / "trajectories" / "train-000001.jsonl", group)
-    (run / "log.jsonl").write_text('{"step": 1, "episode/success_rate": 0.5}\n')
-    (run / "run.json").write_text(json.dumps({"trainer": {"gamma": 0.5, "advantage_estimator": "g2po"}}))
-    return run
+    log = [{"step": 1, "episode/success_rate": 0.5}]
+    return write_run(tmp_path / "drawn", {"train-000001": group}, log, trainer={"gamma": 0.5})
 
 
 def test_drawn_levels_have_the_states_of_written_ones(folder):
@@ -57,10 +51,6 @@ def test_drawn_levels_have_the_states_of_written_ones(folder):
     read = list(read_jsonl(file))
     assert read[0].steps[0].images == drawn.steps[0].images
     assert image_file(file, read[0].steps[0].images[0]).read_bytes() == drawn.steps[0].images[0].png
-    for field, options in (("render", {"render": "picture"}), ("positions", {"render": "image", "positions": True})):
-        with refused(field):
-            SokobanEnvironment(**options)
-    assert RENDER == ("text", "image")
 
 
 def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
@@ -98,11 +88,39 @@ def test_messages_show_their_images(tmp_path):
     assert texts.all[message["c"]] == "fast" and texts.all[message["img"][0]] == seen.data_url
 
 
-def test_the_page_draws_them(folder, browser, tmp_path):
-    page = write_page(Sources(Run(folder)), tmp_path / "page.html")
-    opened(browser, page.as_uri())
+def test_the_page_draws_them(folder, browser):
+    view(browser, folder)
     browser.execute_script("showTrajectory(0, 0)")
     until(browser, lambda b: b.execute_script("return document.querySelectorAll('img.seen').length"))
     widths = browser.execute_script("return [...document.querySelectorAll('img.seen')].map((one) => one.naturalWidth)")
     assert set(widths) == {5 * SQUARE}
-    browser.save_screenshot(str(tmp_path / "page.png"))
+
+
+# -- a board is drawn, with the text at hand; anything else stays text ------------------------------------------------
+
+START = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #"
+END = "# # # # #\n# _ p * #\n# _ _ _ #\n# # # # #"
+NO_GRIDS = ["one line", "a b c\nd e f", "a b c\nd e\nf g h", "ab c d\ne f g\nh i j", "a\nb\nc", ""]
+
+
+def test_boards_are_drawn(tmp_path, browser):
+    played = [
+        Trajectory("one", [Step(START, "right")], 10.0, "success", END),
+        Trajectory("one", [Step(START, "down"), Step("You fall.", "up")], 0.0, "failure", f"{END}\nbox +0 +1"),
+    ]
+    view(browser, write_run(tmp_path, {"train-000001": played}))
+    discs = browser.execute_script("return [...document.querySelectorAll('#graph .disc')].map((one) => one.tagName)")
+    assert discs == ["rect", "circle"] and len(texts_of(browser, "#graph svg.board")) == 1
+    browser.execute_script("showTrajectory(0, 0)")
+    boards = browser.find_elements("css selector", "#panel svg.board")
+    titles = [board.find_element("tag name", "title").get_attribute("textContent") for board in boards]
+    assert titles == [START, END]
+    # 14 walls and a box each; the player; a goal, on the floor and in the box.
+    assert [len(board.find_elements("tag name", "rect")) for board in boards] == [15, 15]
+    assert [len(board.find_elements("tag name", "circle")) for board in boards] == [2, 2]
+    browser.execute_script("showTrajectory(1, 0)")
+    texts = [one.text for one in browser.find_elements("css selector", "#panel .step > pre, #panel > div > pre")]
+    assert texts == ["You fall.", "box +0 +1"] and len(texts_of(browser, "#panel svg")) == 2
+    assert browser.execute_script("return arguments[0].map(gridOf)", NO_GRIDS) == [None] * len(NO_GRIDS)
+    letters = browser.execute_script("return drawGrid(gridOf('S F x\\nF H <\\n_ _ G').rows).textContent")
+    assert letters == "SFxFH<G", "without walls, the characters"
