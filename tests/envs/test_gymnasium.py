@@ -62,6 +62,7 @@ def test_a_game_that_draws_itself():
     results = [game.step(action) for action in TO_THE_GOAL]
     assert [result.observation.state_key for result in results] == ["4", "8", "9", "10", "14", "15"]
     assert [result.reward for result in results] == [0.0] * 5 + [1.0] and results[-1].terminated
+    game.close()
 
 
 def test_masked_actions_are_not_listed():
