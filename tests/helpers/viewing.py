@@ -1,6 +1,9 @@
 """For tests of the viewer: episodes by hand, and what is done in a browser."""
 
+import base64
+import gzip
 import json
+import re
 from contextlib import contextmanager
 
 from g2po_trl import Step, Trajectory, write_jsonl
@@ -93,6 +96,12 @@ def write_evaluation(folder, *seeds):
         file.write('{"task_id": "four", "steps": [{"obs')
     write_json(folder / "settings.json", {"agent": "reflexion", "panel": "My games", "max_turns": 5, "trials": 2})
     return folder
+
+
+def data_in(page):
+    """The texts of JSON in a page, by name."""
+    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
+    return {name: gzip.decompress(base64.b64decode(block)).decode() for name, block in blocks}
 
 
 def texts_of(browser, selector):

@@ -1,21 +1,14 @@
 """`g2po credit`, from a log to the page."""
 
-import base64
-import gzip
 import json
-import re
 
 import numpy as np
 import pytest
 from logged_walks import LINE, conversations, write
 from run_g2po import outcome
+from viewing import data_in
 
 from g2po_trl import read_jsonl
-
-
-def data_in(page):
-    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
-    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
 
 
 def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
@@ -46,7 +39,7 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
 
     page = tmp_path / "page.html"
     assert outcome(capsys, "view", str(folder), "--output", str(page), "--no-open")[0] == 0
-    shown = data_in(page)
+    shown = {name: json.loads(text) for name, text in data_in(page).items()}
     (group, alone), texts = shown["iteration-1"]["groups"], shown["iteration-1"]["texts"]
     steps = [step for trajectory in group["trajectories"] for step in trajectory["steps"]]
     assert [texts[step["o"]] for step in steps[1::2]] == ["tool: kitchen", "tool: cellar"]

@@ -1,15 +1,13 @@
 """`g2po view RUN --push-space`: the page as a static Space, and a Hub that refuses or is not reached."""
 
-import base64
-import gzip
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fake_hub import fake_hub
+from viewing import data_in
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.view import Run, Sources, write_page
@@ -55,8 +53,7 @@ def test_a_page_for_others_has_no_secrets(tmp_path):
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost])
     data = {}
     for public in (False, True):
-        page = write_page(Sources(Run(tmp_path)), tmp_path / "view.html", public=public).read_text()
-        packed = re.search(r'id="iteration-1">([^<]+)<', page)[1]
-        data[public] = gzip.decompress(base64.b64decode(packed)).decode()
+        page = write_page(Sources(Run(tmp_path)), tmp_path / "view.html", public=public)
+        data[public] = data_in(page)["iteration-1"]
     assert data[False].count("sk-proj") == 2 and data[False].count(str(Path.home())) == 2
     assert "sk-proj" not in data[True] and str(Path.home()) not in data[True] and "~/project/agent.py" in data[True]
