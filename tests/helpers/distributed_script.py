@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import mixed_games
 import sharding
 import torch
 import vision_models
@@ -16,7 +17,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvir
 from letter_trainer import make_config
 from peft import LoraConfig
 
-from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
+from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult, tasks_dataset
 from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.engines.transformers import TransformersEngine
 
@@ -75,6 +76,7 @@ SCENARIOS = {  # name -> environment, and tasks in order
     "images": (DrawnRoomsEnvironment, [3, 1, 2, 1]),
     "an adapter": (LongLetterEnvironment, [0, 1, 2, 3]),
     "random lengths": (LongLetterEnvironment, list(range(16))),
+    "several environments": ({"lamp": mixed_games.Lamp, "shop": mixed_games.Shop}, []),
 }
 
 
@@ -118,9 +120,11 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         others = {}
     args = make_config(output, PPOConfig if ppo else G2POConfig, **{**options, **sharding.prepare(kind), **kwargs})
     sharding.pretend(kind)
-    tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
+    tasks, prompt = Dataset.from_list([{"seed": seed} for seed in seeds]), LETTER_PROMPT
+    if scenario == "several environments":  # whole groups are on one rank
+        tasks, prompt, others["agent"] = tasks_dataset(mixed_games.ROWS), None, {"speaker": mixed_games.speaker}
     trainer_class = PPOTrainer if ppo else G2POTrainer
-    return trainer_class(model, args, tasks, tasks, environment, LETTER_PROMPT, **others)
+    return trainer_class(model, args, tasks, tasks, environment, prompt, **others)
 
 
 def main(model, output, scenario, loss_type, kind="none", resume=None):

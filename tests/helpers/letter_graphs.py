@@ -1,6 +1,7 @@
 """Trajectories and graphs of letters, and every estimator by name."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ ESTIMATORS = {
 }
 
 
-def episode(keys: str, reward: float, task="t", outcome=None, invalid=()) -> Trajectory:
+def episode(keys: Sequence[str], reward: float, task="t", outcome=None, invalid=()) -> Trajectory:
     """One step for each letter of `keys`."""
     steps = [Step(key, "go", valid=place not in invalid) for place, key in enumerate(keys)]
     return Trajectory(task, steps, reward, outcome or ("success" if reward > 0 else "failure"))
@@ -40,49 +41,31 @@ def graph_of(*groups: list[Trajectory], gamma: float = 0.5) -> StateGraph:
 
 
 def random_groups(rng: np.random.Generator, num_groups: int = 3, group_size: int = 5) -> list[list[Trajectory]]:
-    return [
-        [
-            episode(
-                "".join(rng.choice(list("abcdef"), size=rng.integers(1, 12))),
-                float(rng.choice([0.0, 10.0, 3.7])),
-                invalid=set(rng.integers(0, 12, size=3).tolist()),
-                task=f"task {number}",
-            )
-            for _ in range(group_size)
-        ]
-        for number in range(num_groups)
-    ]
+    def random_episode(task):
+        keys = "".join(rng.choice(list("abcdef"), size=rng.integers(1, 12)))
+        reward = float(rng.choice([0.0, 10.0, 3.7]))
+        return episode(keys, reward, task, invalid=set(rng.integers(0, 12, size=3).tolist()))
+
+    return [[random_episode(f"task {number}") for _ in range(group_size)] for number in range(num_groups)]
 
 
-def random_walks(seed: int, num_groups: int = 3, states: int = 6, longest: int = 12) -> list[list[Trajectory]]:
+def random_walks(seed: int, num_groups: int = 3) -> list[list[Trajectory]]:
     """Loops, self-loops, ends of several worths, and a share of errors that enter nothing."""
     rng = random.Random(seed)
-    letters = [chr(ord("a") + i) for i in range(states)]
-    return [
-        [
-            episode(
-                "".join(rng.choices(letters, k=rng.randint(1, longest))),
-                rng.choice([0.0, 10.0, rng.uniform(-5, 5)]),
-                f"task {g}",
-                rng.choice(["success", "failure", "truncated", "error"]),
-            )
-            for _ in range(rng.randint(1, 6))
-        ]
-        for g in range(rng.randint(1, num_groups))
-    ]
+
+    def walk(task):
+        keys = "".join(rng.choices("abcdef", k=rng.randint(1, 12)))
+        reward = rng.choice([0.0, 10.0, rng.uniform(-5, 5)])
+        return episode(keys, reward, task, rng.choice(["success", "failure", "truncated", "error"]))
+
+    return [[walk(f"task {g}") for _ in range(rng.randint(1, 6))] for g in range(rng.randint(1, num_groups))]
 
 
 def golden_graph(case: dict, value_lambda: float = 1.0) -> StateGraph:
-    groups = [
-        [
-            Trajectory(
-                group["name"],
-                [Step(step["obs"], "", valid=step["valid"]) for step in trajectory["steps"]],
-                trajectory["reward"],
-                "success" if trajectory["reward"] > 0 else "failure",
-            )
-            for trajectory in group["trajectories"]
-        ]
-        for group in case["groups"]
-    ]
+    def recorded(task, trajectory):
+        steps = trajectory["steps"]
+        invalid = [place for place, step in enumerate(steps) if not step["valid"]]
+        return episode([step["obs"] for step in steps], trajectory["reward"], task, invalid=invalid)
+
+    groups = [[recorded(group["name"], one) for one in group["trajectories"]] for group in case["groups"]]
     return StateGraph.from_groups(groups, case["gamma"], value_lambda)

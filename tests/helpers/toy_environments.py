@@ -38,9 +38,8 @@ class KeyDoorEnvironment(TextEnvironment):
 
     def _observe(self, text):
         actions = [f"go {room}" for room in DOORS[self.room]] + ["take key", "open door"]
-        return Observation(
-            f"{text} You are in the {self.room}.", f"{self.room} {self.has_key}", actions, task="Open the door."
-        )
+        seen, key = f"{text} You are in the {self.room}.", f"{self.room} {self.has_key}"
+        return Observation(seen, key, actions, task="Open the door.")
 
 
 KEY_DOOR_WALKTHROUGHS = {
@@ -79,15 +78,8 @@ class Unloadable:
 def numpy_values():
     import numpy as np
 
-    info = {
-        "success": np.True_,
-        "score": np.float32(0.5),
-        "counts": np.array([1, 2]),
-        "loss": float("nan"),
-        "path": "half \ud800",
-        "object": Unloadable(),
-        1: {np.inf, -np.inf},
-    }
+    info = {"success": np.True_, "score": np.float32(0.5), "counts": np.array([1, 2]), "loss": float("nan")}
+    info |= {"path": "half \ud800", "object": Unloadable(), 1: {np.inf, -np.inf}}
     seen = Observation("x", admissible_actions=np.array(["a", "b"]))
     return StepResult(seen, np.array([0.5]), np.bool_(True), info=info)
 

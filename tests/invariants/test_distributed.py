@@ -46,6 +46,7 @@ DEEPSPEED = [pytest.mark.deepspeed, needs_deepspeed]
         ("groups over both ranks", "dapo", "fsdp2"),
         ("a rank of errors", "grpo", "fsdp2"),
         ("agents", "dapo", "none"),
+        ("several environments", "dapo", "none"),
         ("agents", "dapo", "fsdp2"),
         ("mini-batches", "dapo", "none"),
         ("mini-batches", "grpo", "fsdp2"),

@@ -1,10 +1,8 @@
 """A run with several environments: it trains, logs and evaluates each, and is evaluated and checked from run.json."""
 
 import json
-import os
 from pathlib import Path
 
-import programs
 import pytest
 import torch
 from letter_trainer import flat_weights, make_config, played_in
@@ -87,43 +85,3 @@ def test_it_trains_logs_evaluates_and_is_evaluated_and_checked_again(tmp_path, t
 def test_what_does_not_fit_is_refused_before_a_model_is_loaded(tmp_path, rows, options, named):
     with pytest.raises(G2POError, match=named):
         make("no/model", tmp_path, rows, **options)
-
-
-SCRIPT = """
-import os, sys, torch
-model, output = sys.argv[1:3]
-sys.path += sys.argv[3:]
-from letter_trainer import make_config
-from mixed_games import ROWS, Lamp, Shop, speaker
-from g2po_trl import G2POTrainer, tasks_dataset
-options = dict(max_completion_length=4, max_steps=2, top_k=1, optim="sgd", learning_rate=1e-2, max_turns=4, beta=0.1)
-options |= dict(shuffle_dataset=False, logging_steps=1, max_tool_calls=3)
-args = make_config(output, per_device_train_batch_size=24 // int(os.environ.get("WORLD_SIZE", 1)), **options)
-games = {"environment_factory": {"lamp": Lamp, "shop": Shop}, "agent": {"speaker": speaker}}
-def advantages(graph):
-    return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
-trainer = G2POTrainer(model, args, tasks_dataset(ROWS), advantage_fn=advantages, **games)
-trainer.train()
-trainer.close()
-weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-torch.save(weights, f"{output}/weights-{trainer.accelerator.process_index}.pt")
-"""
-
-
-def test_two_ranks_log_and_train_what_one_does(tmp_path, tiny_model_dir):
-    """Whole groups are on one rank; metrics by environment are over all ranks."""
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    for ranks in (1, 2):
-        arguments = (SCRIPT, tiny_model_dir, tmp_path / str(ranks), HELPERS)
-        done = programs.run_ranks(ranks, "-c", *arguments, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-    alone, first, second = (
-        torch.load(tmp_path / f"{name}.pt") for name in ("1/weights-0", "2/weights-0", "2/weights-1")
-    )
-    torch.testing.assert_close(alone, first, rtol=0, atol=1e-6)
-    assert torch.equal(first, second)
-    logs = [[json.loads(line) for line in (tmp_path / n / "log.jsonl").open()] for n in ("1", "2")]
-    for one, other in zip(*([entry for entry in log if "episode/reward" in entry] for log in logs), strict=True):
-        names = [name for name in one if name.startswith("episode/")]
-        assert sum(name.endswith(tuple(f"/{one}" for one in NAMES)) for name in names) == 9
-        assert {name: one[name] for name in names} == pytest.approx({name: other[name] for name in names})
