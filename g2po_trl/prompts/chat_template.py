@@ -1,7 +1,6 @@
-"""Render chat messages with any model's chat template.
+"""Render chat messages with any model's chat template, which is probed: messages are rearranged to fit it.
 
-Some templates reject or drop a system message. Others require alternating roles, a leading system message, or contents
-as lists of blocks. `ChatTemplate` probes the template and rearranges messages to fit it without losing content.
+Some templates reject or drop a system message, or require one, alternating roles, or contents as lists of blocks.
 """
 
 from __future__ import annotations
@@ -103,10 +102,7 @@ class ChatTemplate:
         return False
 
     def _shows_system(self, late: bool) -> bool:
-        """Return whether a system message may be the only one or, if `late`, follow others.
-
-        Some templates write only the last system message, in the place of the first.
-        """
+        """Return whether a system message may be the only one or, if `late`, follow others, also another one."""
         before = ["system"] * self._shows("system", "user") + ["user", "assistant"]
         return self._shows(*before * late, "system")
 
@@ -126,19 +122,12 @@ class ChatTemplate:
             value = value.replace(token, f"{token[:1]}{MARK}{token[1:]}") if token in value else value
         return value
 
-    def _render(
-        self,
-        messages: list[Message],
-        as_blocks: bool,
-        needs_system: bool,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
+    def _render(self, messages: list[Message], as_blocks: bool, needs_system: bool, tools=None, asks=True) -> str:
         if needs_system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": ""}, *messages]
         messages = [{**m, "content": content_blocks(m)} if as_blocks or "images" in m else m for m in messages]
         messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
-        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.kwargs}
+        options = {"tokenize": False, "add_generation_prompt": asks, **self.kwargs}
         options |= {"tools": tools} if tools else {}
         with _on_day(options.pop(DATE)) if DATE in options else nullcontext():
             return self.tokenizer.apply_chat_template(messages, chat_template=self._passed_template, **options)

@@ -77,9 +77,9 @@ class ChatRequest:
             return None
         known = {tool.get("function", tool).get("name") for tool in self.tools}
         called = {call["function"]["name"] for call in answer.get("tool_calls", ())}
-        if not called:
-            return "unreadable" if text.strip() and not valid else "none"
-        return "unreadable" if not valid else "known" if called <= known else "unknown"
+        if not valid and (called or text.strip()):
+            return "unreadable"
+        return "none" if not called else "known" if called <= known else "unknown"
 
     def is_valid(self, answer: Message) -> bool:
         """Return whether an answer has objects as arguments of its calls, and text or calls if it needs any."""
@@ -95,13 +95,11 @@ def _need(valid: bool, where: str, value: Any, wanted: str) -> None:
 
 
 def normalize_messages(messages: Any) -> list[Message]:
-    """Return chat messages in one form, regardless of the client that wrote them.
+    """Return chat messages in one form, regardless of the client that wrote them. Raises `G2POError` for other values.
 
-    Missing content or `None` becomes "", and a list of text parts their joined text. Image parts (data URLs) become
-    marks in the text and `images`. Arguments of tool calls that are JSON text become objects. A tool's result gets the
-    name of the call with its id. Fields that chat templates do not read are left out.
-
-    Raises `G2POError`, which names the place, for values that are not messages.
+    Missing content becomes "", and a list of text parts their joined text. Image parts (data URLs) become marks in the
+    text and `images`. Arguments of calls that are JSON text become objects. A tool's result gets the name of the call
+    with its id. Fields that chat templates do not read are left out.
     """
     _need(isinstance(messages, (list, tuple)) and len(messages) > 0, "messages", messages, "a list of chat messages")
     normalized = [_normalize(message, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -141,8 +139,7 @@ def _normalize(message: Any, where: str) -> Message:
 def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) -> tuple[str, list[Picture]]:
     """Return the text of a content's parts, with a `PLACE` for each image, and the images.
 
-    Parts that are neither of `TEXT_PARTS` nor of `IMAGE_PARTS`, and images that cannot be read, are refused
-    (`G2POError`), as are paths of images unless it `opens_files`. Messages name the content by `where`.
+    Other parts, and images that cannot be read, are refused (`G2POError`), as are paths unless it `opens_files`.
     """
     text, images, after_text = "", [], False
     has_images = any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in content)
@@ -164,8 +161,8 @@ def _image(part: Mapping[str, Any], where: str, opens_files: bool) -> Picture:
     if isinstance(image, Mapping):
         data = f"data:{image.get('media_type')};base64,{image.get('data')}"
         image = data if image.get("type") == "base64" else image.get("url")
-    is_address = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
-    _need(opens_files or not is_address, where, image, "data:image/png;base64,…: no address or file is read")
+    is_data = not isinstance(image, str) or isinstance(image, Picture) or image.startswith("data:")
+    _need(opens_files or is_data, where, image, "data:image/png;base64,…: no address or file is read")
     return as_picture(image, where)
 
 
@@ -238,7 +235,7 @@ def as_text(messages: Sequence[Message]) -> str:
 
 def message_text(message: Message) -> str:
     """Return a message's content and tool calls as readable text."""
-    calls, content = [call["function"] for call in message.get("tool_calls", ())], message["content"]
+    content, calls = message["content"], [call["function"] for call in message.get("tool_calls", ())]
     shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
     for image in message.get("images", ()):
         content = content.replace(PLACE, f"[image {image}]", 1)

@@ -8,17 +8,17 @@ templates. Otherwise the whole conversation is rendered and encoded again.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, takewhile
 
 from ..utils.errors import G2POError
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
-from .fitting import Prompt, PromptTooLongError, cut_middle, cut_to_fit
+from .fitting import Prompt, PromptTooLongError, cut_middle, longest, without_images
 from .tokenization import ChatEncoder
 from .tool_format import Tools, make_tool_format
 
@@ -53,13 +53,12 @@ class ConversationEncoder:
     """Encoder of chat requests.
 
     Args:
-        encode: encodes chat messages; its tokenizer's template is replaced by TRL's training template if only the
-            latter can be continued.
+        encode: encodes chat messages.
         stop_token_ids: tokens that end a completion.
 
     Attributes:
         tools: the format in which tools are shown and read.
-        replaced: whether TRL's template is used instead of the tokenizer's own.
+        replaced: whether TRL's training template is used, as only that can be continued.
     """
 
     def __init__(self, encode: ChatEncoder, stop_token_ids: Iterable[int] = ()):
@@ -108,16 +107,20 @@ class ConversationEncoder:
                 break
             transcript.dropped, wanted = transcript.dropped + 1, _SHORTENED_TO * limit
         if len(prompt.ids) > limit and request.shorten:
-
-            def build(keep: int) -> Prompt:
-                return self._build(_cut(shown, keep), request.tools, Transcript(), True)
-
-            prompt = cut_to_fit(build, max(len(message["content"]) for message in shown), max_length)
+            most = max(len(message["content"]) for message in shown)
+            size = functools.partial(self._size, shown, request.tools)
+            whole = self._build(shown, request.tools, Transcript(), True) if prompt.continues else prompt
+            without = limit - len(whole.ids) + size(most)
+            prompt = self._build(_cut(shown, longest(size, most, without)), request.tools, Transcript(), True)
         if len(prompt.ids) > limit:
             what = f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens"
             remedy = f"more than max_prompt_length={max_length}: raise it, or let the agent send shorter messages"
             raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
         return prompt
+
+    def _size(self, messages: Sequence[Message], tools: Tools, keep: int) -> int:
+        """Return the number of tokens of messages that are cut, without their images: a processor is slow."""
+        return len(self._build(without_images(_cut(messages, keep)), tools, Transcript(), True).ids)
 
     def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> Prompt:
         images, digests = pictures_of(messages), prefix_digests(messages, tools) if transcript.ids else []
@@ -147,15 +150,15 @@ class ConversationEncoder:
             text += self._text([_USER], None).removeprefix(self._text([_USER], None, add_generation_prompt=False))
         return text
 
-    @cached_property
+    @functools.cached_property
     def _ends(self) -> tuple[str, ...]:
         return tuple(filter(str.strip, map(self.encode.tokenizer.decode, sorted(self.stops - {None}))))
 
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
-        """Return ids and text of what follows a completion: the new messages, and the generation prompt.
+        """Return ids and text of what follows a completion, which is `ended` or not: new messages, generation prompt.
 
         As in TRL: a short conversation that ends with an assistant's message of the same kind is rendered with and
-        without the new messages. `None`: the template cannot be continued so. `ended`: the completion has its end.
+        without the new messages. `None`: the template cannot be continued so.
         """
         if any(message["role"] == "assistant" for message in new):
             return None  # written by the agent's program, or by a completion that is not among these
@@ -192,7 +195,7 @@ class ConversationEncoder:
         turns = [(_TEXT, _USER), (_calling("dummy"), result)][: 1 + self.tools.native]
         return sum(self._continuation(answer, [new], ended=True) is not None for answer, new in turns)
 
-    @cached_property
+    @functools.cached_property
     def _renders_several_calls(self) -> bool:
         """Whether the template renders several calls in a message: others reject or omit all but one."""
         with suppress(Exception):  # templates raise errors of any class
@@ -203,19 +206,19 @@ class ConversationEncoder:
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which one with several calls is split, with each call followed by its result."""
-    split, rest = [], list(messages)
+    split: list[Message] = []
+    rest = list(messages)
     while rest:
         message = rest.pop(0)
-        results = [*takewhile(lambda later: later["role"] == "tool", rest)]
         calls = message.get("tool_calls", ())
         for call in calls if len(calls) > 1 else ():
             split.append({**message, "tool_calls": [call]})
             message = {"role": "assistant", "content": ""}
+            results = takewhile(lambda later: later["role"] == "tool", rest)
             same = [result for result in results if result.get("tool_call_id") == call.get("id")]
             same.sort(key=lambda result: result.get("name") != call["function"]["name"])
             for result in same[:1]:
                 rest.remove(result)
-                results.remove(result)
                 split.append(result)
         split += [message] if len(calls) < 2 else []
     return split
@@ -225,8 +228,8 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
     """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
     changed = copy.deepcopy(list(messages))
     for function in [call["function"] for message in changed for call in message.get("tool_calls", ())]:
-        given = function["arguments"]
-        function["arguments"] = given if isinstance(given, dict) else {"arguments": given}
+        if not isinstance(function["arguments"], dict):
+            function["arguments"] = {"arguments": function["arguments"]}
     return changed
 
 
@@ -243,8 +246,8 @@ def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
 def _cut(messages: Sequence[Message], keep: int) -> list[Message]:
     """Return messages without the middle of long contents; the system message and those with images stay."""
     stays = [message["role"] == "system" or "images" in message for message in messages]
-    cuts = [{**message, "content": cut_middle(message["content"], keep)} for message in messages]
-    return [message if stay else cut for message, stay, cut in zip(messages, stays, cuts)]
+    kept = [len(message["content"]) if stay else keep for message, stay in zip(messages, stays)]
+    return [{**message, "content": cut_middle(message["content"], most)} for message, most in zip(messages, kept)]
 
 
 def _calling(*names: str) -> Message:

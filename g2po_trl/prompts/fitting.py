@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..utils.errors import G2POError
@@ -49,19 +49,21 @@ def fit_prompt(
     further arguments of `PromptTemplate.messages`, stays: if it is too long alone, `PromptTooLongError` is raised.
     `encode` turns chat messages into (token ids, text).
     """
+    images, length = shown.get("images", ()), len(observation)
 
-    def build(keep: int) -> Prompt:
-        messages = template.messages(cut_middle(observation, keep), history=history, **shown)
-        return Prompt(*encode(messages), shown.get("images", ()), truncated=True)
+    def messages(keep: int) -> list[Message]:
+        return template.messages(cut_middle(observation, keep), history=history, **shown)
 
-    prompt = build(len(observation))
+    def size(keep: int) -> int:
+        return len(encode(without_images(messages(keep)))[0])
+
+    prompt = Prompt(*encode(messages(length)), images)
     if max_length is None or len(prompt.ids) <= max_length:
-        return replace(prompt, truncated=False)
-    while history and len(prompt.ids) > max_length:
+        return prompt
+    limit = max_length - len(prompt.ids) + size(length)  # of what is no image: a processor is slow
+    while history and size(length) > limit:
         history = history[1:]
-        prompt = build(len(observation))
-    if len(prompt.ids) > max_length:
-        prompt = cut_to_fit(build, len(observation), max_length)
+    prompt = Prompt(*encode(messages(longest(size, length, limit))), images, truncated=True)
     if len(prompt.ids) > max_length:
         what = f"the task, the admissible actions and the images alone take {len(prompt.ids)} tokens"
         remedy = f"more than max_prompt_length={max_length}: raise it, or shorten them"
@@ -69,13 +71,15 @@ def fit_prompt(
     return prompt
 
 
-def cut_to_fit(build: Callable[[int], Prompt], length: int, max_length: int) -> Prompt:
-    """Return the prompt of at most `max_length` tokens that keeps most of `length` characters; of none, any.
+def without_images(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with the marks of their images as text."""
+    return [{name: part for name, part in message.items() if name != "images"} for message in messages]
 
-    `build` returns the prompt that keeps a number of characters.
-    """
+
+def longest(size: Callable[[int], int], length: int, limit: int) -> int:
+    """Return the most characters of `length` with which `size`, a number of tokens, is within a limit; else none."""
     keeps = range(length, 0, -1)
-    return build(length - bisect_left(keeps, True, key=lambda keep: len(build(keep).ids) <= max_length))
+    return length if size(length) <= limit else length - bisect_left(keeps, True, key=lambda keep: size(keep) <= limit)
 
 
 def cut_middle(text: str, keep: int) -> str:

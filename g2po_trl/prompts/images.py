@@ -57,10 +57,7 @@ class UnreadableImageError(G2POError):
 
 
 class ImageEncoder:
-    """Token ids of prompts with images.
-
-    Args:
-        processor: of images and text.
+    """Token ids of prompts with images, of a processor of images and text.
 
     Attributes:
         token: the text that the chat template writes for an image.
@@ -100,8 +97,7 @@ class ImageEncoder:
         left, shorter = list(ids), []
         for image in images:
             before, written, after = self.written(image)
-            starts = (at for at, number in enumerate(left) if number == written[0])
-            at = next((at for at in starts if left[at : at + len(written)] == written), len(left))
+            at = next((at for at in range(len(left)) if left[at : at + len(written)] == written), len(left))
             text = self._without(left[:at], before, of_end=True)
             others = self._without(left[at + len(written) :], after, of_end=False)
             if at == len(left) or text is None or others is None:
@@ -144,12 +140,7 @@ class ImageEncoder:
 
 
 class ImageInputs:
-    """A model's inputs beside token ids: pixels, their grids, and which tokens are of images.
-
-    Args:
-        processor: of images and text.
-        accepted: names of the inputs that the model takes.
-    """
+    """A model's inputs beside token ids, of those `accepted`: pixels, their grids, and which tokens are of images."""
 
     def __init__(self, processor, accepted: Collection[str]):
         self.encoder, self.processor, self.accepted = ImageEncoder(processor), processor, accepted

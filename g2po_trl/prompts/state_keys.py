@@ -42,10 +42,8 @@ _NOISE = {
 def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Return the default state key of a request as JSON: its new messages, and a digest of system message and tools.
 
-    The new messages are those since the last completion, without ids of calls; if there are none, the whole
-    conversation. New messages of at most `MAX_SHORT` characters are the same in many states: the key then also
-    contains the model's calls, or else its text, that they answer.
-
+    The new messages are those since the last completion, or all, without ids of calls. If they have at most
+    `MAX_SHORT` characters, as in many states, the key also has the model's calls, or else its text, that they answer.
     A result that has its call's id does not name the tool: which one was called is the action that led to the state.
     """
     system, news = _parts(messages)
@@ -55,25 +53,13 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
 
 
 def workspace_key(
-    files: str,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    folder: str,
-    temporary: str = "",
-    since: int | None = None,
+    files: str, messages: Sequence[Message], tools: Any, folder: str, temporary: str = "", since: int | None = None
 ) -> str:
     """Return the state key of a request of an agent that works on files: files, new messages, system message, tools.
 
-    Short messages are combined with what they answer, as in `request_key`, unless the files have changed. In texts,
-    times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
-
-    Args:
-        files: digest of the files.
-        messages: messages of the request.
-        tools: tools of the request.
-        folder: path of the files.
-        temporary: path of a folder that only this episode uses.
-        since: number of messages of the episode's first request with these files. `None`: this one.
+    `files` is a digest of those in `folder`; `temporary` is a folder of this episode alone; `since` is the number of
+    messages of its first request with these files (`None`: this one). Short messages are combined with what they
+    answer, as in `request_key`, unless the files have changed. Texts are `without_noise`.
     """
     system, news = _parts(_marked(list(messages), folder, temporary), len(messages) if since is None else since)
     key = {"files": files, "news": as_text(news), "asked": _digest_of(system, tools, folder, temporary)}

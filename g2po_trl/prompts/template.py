@@ -143,11 +143,7 @@ class PromptTemplate:
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:
-        """Return a well-formed completion with an action: the action itself if it is one, else with an empty thought.
-
-        Raises:
-            G2POError: if `parse_completion` accepts neither.
-        """
+        """Return a completion with an action, alone or after an empty thought. Raises `G2POError` if neither fits."""
         opened = {"</think>": "", "<think>": "</think>"}
         written = next((rest for end, rest in opened.items() if prompt_end.rstrip().endswith(end)), "<think></think>")
         for text in (action, f"{written}<action>{action}</action>"):
@@ -167,8 +163,7 @@ class PromptTemplate:
     ) -> list[Message]:
         """Return the chat messages of one step, after `steps_taken` others.
 
-        `history` has the (observation, action) pairs to show, oldest first; `images` are the current observation's,
-        shown before its text.
+        `history` has the (observation, action) pairs to show, oldest first; `images` are shown before the observation.
         """
         past_steps = [
             self.history_entry.format(step=step, observation=self.show_observation(past), action=action)

@@ -42,8 +42,7 @@ def make_tool_format(processing_class) -> ProseTools:
 class ProseTools:
     """Tools described in the system message; calls and results as text, `<tool_call>{"name": …, …}</tool_call>`.
 
-    Args:
-        own: the model's tokenizer, which tells whether the prompt opens a thought.
+    `own` is the model's tokenizer, which tells whether the prompt opens a thought.
     """
 
     native = False
@@ -85,11 +84,8 @@ class ProseTools:
 class NativeTools(ProseTools):
     """Tools that the chat template renders; completions are read by TRL's `parse_response`, or without it as prose.
 
-    Tools are described in prose if a call with their names does not come back as it was written, as `get-weather`, or
-    a text with line breaks and quotes, in some formats.
-
-    Args:
-        own: the model's tokenizer. Without a response template, calls are read as those of `ProseTools`.
+    Tools are described in prose if a call with their names does not come back as it was written: `get-weather`, or a
+    text with line breaks and quotes, in some formats.
     """
 
     native = True
