@@ -7,12 +7,12 @@ import threading
 import urllib.request
 
 import pytest
+from scripted_agents import calls
 
 from g2po_trl.environments.causes import BrokenEnvironmentError, has_gone, in_words, is_of_environment
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
-from g2po_trl.prompts.conversation import ChatResponse
 
 
 def raised(function):
@@ -54,12 +54,6 @@ def dead_shell():
         process.stdin.flush()
 
 
-def closed_file():
-    with open(__file__) as file:
-        pass
-    file.read()
-
-
 def by_urllib(port):
     urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=0.05)
 
@@ -99,7 +93,7 @@ def unknown_host(library, **options):
 
 MODELS = {
     "exit in its shell": dead_shell,
-    "a closed file": closed_file,
+    "a closed file": lambda: exec("file = open('/dev/null'); file.close(); file.read()"),
     "an end of a file": lambda: exec("raise EOFError"),
     "pexpect": lambda: pytest.importorskip("pexpect").spawn("true").expect("never", timeout=5),
     "a command that takes too long": lambda: subprocess.run(["sleep", "9"], timeout=0.01),
@@ -172,20 +166,15 @@ class Shell:
         return float(self.run("echo paid") == "paid\n")
 
 
-def call(name, **arguments):
-    made = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return ChatResponse("", (made,), "tool_calls").to_action()
-
-
 @pytest.mark.parametrize("command", ["exit", "kill $$", "exec true"])
 def test_exit_in_a_shell_is_seen_and_is_a_failure(command):
     shell = ChatToolEnvironment(Shell, 9, tool_schemas="")
     shell.reset(prompt="Use the shell.")
-    assert shell.step(call("run", command="echo hi")).observation.text == "tool: hi\n"
-    shell.step(call("run", command=command))
+    assert shell.step(calls(("run", {"command": "echo hi"}))).observation.text == "tool: hi\n"
+    shell.step(calls(("run", {"command": command})))
     shell.inner.shell.wait()
-    assert "Broken pipe" in shell.step(call("run", command="ls")).observation.text
-    end = shell.step(ChatResponse("done").to_action())
+    assert "Broken pipe" in shell.step(calls(("run", {"command": "ls"}))).observation.text
+    end = shell.step("done")
     assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
     assert end.info["failure_reason"].startswith("environment broken: get_reward raised BrokenPipeError")
     shell.close()
@@ -195,12 +184,16 @@ def test_exit_in_a_shell_is_seen_and_is_a_failure(command):
 def test_a_group_of_a_tool_is_named_and_a_service_that_is_down_is_an_error(kind):
     environment = kind(Shell, 9, tool_schemas="")
     environment.reset(prompt="x")
-    find = call("find") if kind is ChatToolEnvironment else '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
+    find = (
+        calls(("find", {}))
+        if kind is ChatToolEnvironment
+        else '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
+    )
     seen = environment.step(find).observation
     assert "page" in getattr(seen, "text", seen) and "TaskGroup" not in getattr(seen, "text", seen)
     environment.inner.shell.kill()
     environment.close()
     with EnvironmentPool(lambda: ChatToolEnvironment(Shell, 9, tool_schemas=""), PoolLimits(1)) as pool:
         pool.reset([{"prompt": "x"}])
-        failure = pool.step({0: call("fetch")})[0]
+        failure = pool.step({0: calls(("fetch", {}))})[0]
     assert isinstance(failure, EnvironmentFailure) and "\nConnectionRefusedError: " in failure.message

@@ -30,33 +30,19 @@ def playable(environment_factory=GAMES, limits=None, given=None):
 
 
 def test_each_task_is_played_by_its_own_environment_in_workers():
-    with EnvironmentPool(playable(), PoolLimits(2)) as pool:
+    with EnvironmentPool(playable(), PoolLimits(1)) as pool:
         assert pool.environment_names == ("speaker", "lamp", "shop")
         lamp, shop, agent = pool.reset(ROWS[:3])
         assert (lamp.text, lamp.task, lamp.request) == ("hall 0", "go", None)
         assert [tool["function"]["name"] for tool in shop.request.tools] == ["buy"]
         assert shop.text == "user: Buy it. ['hint', 'prompt']" and agent.text == "user: room ['question']"
         results = pool.step({0: "a", 1: calls(("buy", {"thing": "mug 0"})), 2: says("b")})
-        assert [result.observation.text for result in results.values()] == [
-            "kitchen",
-            "tool: you have 1",
-            "user: room b",
-        ]
-        results = pool.step({0: "b", 1: says("done"), 2: says("c")})
-        assert [(result.reward, result.terminated) for result in results.values()] == [
-            (10, True),
-            (1, True),
-            (1, True),
-        ]
-
-
-def test_an_episode_is_replayed_with_its_environment_when_its_worker_is_killed():
-    with EnvironmentPool(playable(), PoolLimits(1)) as pool:
-        pool.reset(ROWS[:3])
-        pool.step({0: "a", 1: calls(("buy", {"thing": "mug 0"})), 2: says("b")})
+        texts = [result.observation.text for result in results.values()]
+        assert texts == ["kitchen", "tool: you have 1", "user: room b"]
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         results = pool.step({0: "b", 1: says("done"), 2: says("c")})
-        assert [result.reward for result in results.values()] == [10, 1, 1] and pool.replayed == 3
+        assert [(one.reward, one.terminated) for one in results.values()] == [(10, True), (1, True), (1, True)]
+        assert pool.replayed == 3, "with their environments"
 
 
 @pytest.mark.parametrize("make", [table, tasks_dataset])
@@ -64,11 +50,8 @@ def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
     dataset = make(ROWS)
     check_datasets(playable(), dataset, {"report": dataset})
     with EnvironmentPool(playable(), PoolLimits(1)) as pool:
-        assert [one.text for one in pool.reset([dataset[place] for place in range(3)])] == [
-            "hall 0",
-            "user: Buy it. ['hint', 'prompt']",
-            "user: room ['question']",
-        ]
+        texts = [one.text for one in pool.reset([dataset[place] for place in range(3)])]
+    assert texts == ["hall 0", "user: Buy it. ['hint', 'prompt']", "user: room ['question']"]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +117,8 @@ def test_prompts_by_environment():
         with refused("prompt_template"):
             prompt_template_of(GAMES, wrong)
     # A class with tools and a wording of its own is asked with windows, as in a run of its own.
-    parts = playable(given={"shop": WORDED}).keywords["environments"]
-    assert (
-        parts["shop"].func is ToolEnvironment
-        and playable().keywords["environments"]["shop"].func is ChatToolEnvironment
-    )
+    for given, kind in (({"shop": WORDED}, ToolEnvironment), (None, ChatToolEnvironment)):
+        assert playable(given=given).keywords["environments"]["shop"].func is kind
 
 
 def test_limits_and_rewards_reach_each_environment():

@@ -3,6 +3,7 @@
 Nothing of it runs in the trainer, and only its own episode is lost.
 """
 
+import copy
 import json
 import os
 import pickle
@@ -189,11 +190,9 @@ def changed(value):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             for other in changed(value[key]):
                 yield {**value, key: other} if isinstance(value, dict) else [*value[:key], other, *value[key + 1 :]]
-            yield (
-                {k: v for k, v in value.items() if k != key}
-                if isinstance(value, dict)
-                else [*value[:key], *value[key + 1 :]]
-            )
+            without = copy.copy(value)
+            del without[key]
+            yield without
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=range(len(RESULTS)))

@@ -50,15 +50,8 @@ class Pathological(TextEnvironment):
         return StepResult(self.observe(f"{self.done} {action}"), reward, terminated=self.done == self.left)
 
 
-EXPECTED = {
-    "raise": "exception",
-    "exit": "crash",
-    "kill": "crash",
-    "hang": "timeout",
-    "huge": "invalid",
-    "none": "invalid",
-    "nan": "invalid",
-}
+EXPECTED = {"raise": "exception", "exit": "crash", "kill": "crash", "hang": "timeout"}
+EXPECTED |= dict.fromkeys(("huge", "none", "nan"), "invalid")
 
 
 def play(number, batch=100, seed=0):
@@ -73,20 +66,17 @@ def play(number, batch=100, seed=0):
                 fault = rng.choices(FAULTS, WEIGHTS)[0]
                 first = 1 if fault == "nan" else 0
                 tasks.append({"fault": fault, "at": rng.randint(first, length), "length": length})
-            live = {}
-            for slot, result in enumerate(pool.reset(tasks)):
-                if isinstance(result, EnvironmentFailure):
-                    outcomes[tasks[slot]["fault"], result.kind] += 1
-                else:
-                    live[slot] = result
-            while live:
-                for slot, result in pool.step(dict.fromkeys(live, "go")).items():
+            results = dict(enumerate(pool.reset(tasks)))
+            while results:
+                live = []
+                for slot, result in results.items():
                     if isinstance(result, EnvironmentFailure):
                         outcomes[tasks[slot]["fault"], result.kind] += 1
-                        del live[slot]
-                    elif result.terminated:
+                    elif getattr(result, "terminated", False):
                         outcomes[tasks[slot]["fault"], "ended"] += 1
-                        del live[slot]
+                    else:
+                        live.append(slot)
+                results = pool.step(dict.fromkeys(live, "go"))
         assert pool.recycled > 0 or number < 1000
     return outcomes
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from refusals import refused
+from scripted_agents import calls
 from tools_by_hand import Safe
 from toy_environments import Countdown
 
@@ -14,13 +15,8 @@ from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
-from g2po_trl.environments.tools.trl_rewards import (
-    TRLEnvironment,
-    check_reward_columns,
-    with_rewards,
-)
+from g2po_trl.environments.tools.trl_rewards import TRLEnvironment, check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
-from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.runs.run_json import describe_object, load_object
 
 
@@ -55,7 +51,7 @@ def opened(environments, **kwargs):
     return [environment.reward for environment in environments]
 
 
-async def calls(prompts, completions, price, **kwargs):
+async def priced(prompts, completions, price, **kwargs):
     assert [message["role"] for message in prompts[0]] == ["system", "user"]
     return [-sum(price * len(m.get("tool_calls", ())) for m in c) for c, price in zip(completions, price)]
 
@@ -74,15 +70,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def call(name, **arguments):
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def action(history, *made):
-    """Return calls as the environment of a history takes them."""
-    if history == "conversation":
-        return ChatResponse("" if made else "Done.", made).to_action()
-    return "".join(f"<tool_call>{json.dumps(one['function'])}</tool_call>" for one in made) or "Done."
+def chat(environment_factory, *rewards, turns=9, history="conversation"):
+    """Return an environment with these reward functions, their weights, and tools."""
+    factory = with_rewards(environment_factory, *rewards, *[None] * (3 - len(rewards)))
+    return text_environment_factory(factory, EpisodeLimits(turns), history)
 
 
 PROMPT = [{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
@@ -90,24 +81,15 @@ PROMPT = [{"role": "system", "content": "Be quick."}, {"role": "user", "content"
 
 @pytest.mark.parametrize("history", ["window", "conversation"])
 def test_weighted_rewards_of_an_episode(history):
-    factory = with_rewards(Dial, [opened, calls, never], [10, 2, 5], None)
-    dial = text_environment_factory(factory, EpisodeLimits(9), history)()
+    dial = chat(Dial, [opened, priced, never], [10, 2, 5], history=history)()
     dial.reset(code="12", price=0.5, prompt=PROMPT)
-    assert not dial.step(action(history, call("turn", digit=1), call("turn", digit=2))).terminated
-    end = dial.step(action(history))
+    made = [("turn", {"digit": 1}), ("turn", {"digit": 2})]
+    written = [f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in made]
+    assert not dial.step(calls(*made) if history == "conversation" else "".join(written)).terminated
+    end = dial.step("Done.")
     assert end.reward == 10 * 1.0 + 2 * -1.0
-    assert end.info["score_opened"] == 1.0 and end.info["score_calls"] == -1.0 and "score_never" not in end.info
+    assert end.info["score_opened"] == 1.0 and end.info["score_priced"] == -1.0 and "score_never" not in end.info
     dial.close()
-
-
-def test_the_environments_own_reward_is_added():
-    safe = text_environment_factory(with_rewards(Safe, opened_by_hand, None, None), EpisodeLimits(9), "conversation")()
-    safe.reset(code="1")
-    safe.step(action("conversation", call("turn", digit=1)))
-    end = safe.step(action("conversation"))
-    assert (end.reward, end.info["score_opened_by_hand"], end.info["score_Safe"]) == (13.0, 3.0, 10.0)
-    safe.close()
-    assert safe.inner.closed
 
 
 def opened_by_hand(environments, completions, **kwargs):
@@ -115,42 +97,48 @@ def opened_by_hand(environments, completions, **kwargs):
     return [3 * len(environment.turned) for environment in environments]
 
 
+def test_the_environments_own_reward_is_added():
+    safe = chat(Safe, opened_by_hand)()
+    safe.reset(code="1")
+    safe.step(calls(("turn", {"digit": 1})))
+    end = safe.step("Done.")
+    assert (end.reward, end.info["score_opened_by_hand"], end.info["score_Safe"]) == (13.0, 3.0, 10.0)
+    safe.close()
+    assert safe.inner.closed
+
+
 def test_functions_alone_are_an_environment():
     def right(completions, answer, **kwargs):
         assert "environments" not in kwargs
         return [float(completions[0][1]["content"] == str(answer[0]))]
 
-    tools = text_environment_factory(with_rewards(None, right, None, [double]), EpisodeLimits(9), "conversation")()
+    tools = chat(None, right, None, [double])()
     first = tools.reset(answer=6, prompt="Double 3.")
     assert [tool["function"]["name"] for tool in first.request.tools] == ["double"]
-    assert tools.step(action("conversation", call("double", number=3))).observation.text.endswith("6")
-    assert tools.step(action("conversation")).reward == 1.0
+    assert tools.step(calls(("double", {"number": 3}))).observation.text.endswith("6")
+    assert tools.step("Done.").reward == 1.0
     tools.close()
 
 
 def test_what_a_function_makes_is_described_in_the_worker():
-    factory = text_environment_factory(
-        with_rewards(lambda: Dial(), opened, None, None), EpisodeLimits(9), "conversation"
-    )
-    dial = factory()
+    dial = chat(lambda: Dial(), opened)()
     assert "turn" in dial.reset(code="1").request.tools[1]["function"]["name"]
     dial.close()
 
 
 @pytest.mark.parametrize(
-    ("reward_funcs", "played"),
+    ("reward_funcs", "action"),
     [
-        (lambda completions, **kwargs: 1.0, ()),
-        (lambda completions, **kwargs: [1.0, 2.0], ()),
-        (never, ()),
-        (opened, [call("picture")]),  # what is no image is refused and not left out
+        (lambda completions, **kwargs: 1.0, "Done."),
+        (lambda completions, **kwargs: [1.0, 2.0], "Done."),
+        (never, "Done."),
+        (opened, calls(("picture", {}))),  # what is no image is refused and not left out
     ],
 )
-def test_a_value_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, played):
-    factory = with_rewards(Dial, reward_funcs, None, None)
-    with EnvironmentPool(text_environment_factory(factory, EpisodeLimits(9), "conversation"), PoolLimits(1)) as pool:
+def test_a_value_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, action):
+    with EnvironmentPool(chat(Dial, reward_funcs), PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
-        assert isinstance(pool.step({0: action("conversation", *played)})[0], EnvironmentFailure)
+        assert isinstance(pool.step({0: action})[0], EnvironmentFailure)
 
 
 def logs(completions, log_metric, **kwargs):
@@ -165,7 +153,7 @@ def logs(completions, log_metric, **kwargs):
         ((Countdown, None, None, [double]), "tools"),
         *(((Dial, opened, weights, None), "reward_weights") for weights in ([1.0, 2.0], [math.nan], ["2"], 1.0)),
         ((Safe, None, [1.0], None), "reward_weights"),
-        ((Dial, calls, None, None), "reward_funcs"),  # there is no such column
+        ((Dial, priced, None, None), "reward_funcs"),  # there is no such column
         ((Dial, logs, None, None), "reward_funcs"),
         ((Dial, [opened, opened], None, None), "reward_funcs"),  # one name
     ],
@@ -176,16 +164,14 @@ def test_what_is_not_supported_is_refused_at_once(arguments, field):
 
 
 def test_what_is_supported_is_not_refused():
-    check_reward_columns(with_rewards(Dial, calls, None, None), ["price"])
+    check_reward_columns(with_rewards(Dial, priced, None, None), ["price"])
     assert with_rewards(Safe, None, None, None) is Safe
 
 
 def test_a_run_describes_reward_functions():
-    factory = with_rewards(partial(Safe), [opened_by_hand], [2.0], None)
-    described = describe_object(factory)
-    assert (
-        described["kwargs"]["environment_factory"]["import"] == "tools_by_hand:Safe"
-        or "tools_by_hand.py:Safe" in (described["kwargs"]["environment_factory"]["import"])
+    described = describe_object(with_rewards(partial(Safe), [opened_by_hand], [2.0], None))
+    assert described["kwargs"]["environment_factory"]["import"].endswith(
+        ("tools_by_hand:Safe", "tools_by_hand.py:Safe")
     )
     again = load_object(json.loads(json.dumps(described)))
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
@@ -202,12 +188,10 @@ def test_success_is_what_the_environment_says(code):
         def success(self):
             return self.turned == self.code
 
-    rewarded = with_rewards(Said, [lambda completions, **_: [0.1 for _ in completions]], None, None)
-    environment = text_environment_factory(rewarded, EpisodeLimits(3), "conversation")()
+    environment = chat(Said, [lambda completions, **_: [0.1 for _ in completions]], turns=3)()
     environment.reset(code=code)
-    call = {"type": "function", "function": {"name": "turn", "arguments": {"digit": 12}}}
-    environment.step(ChatResponse("", (call,)).to_action())
-    end = environment.step(ChatResponse("done").to_action())
+    environment.step(calls(("turn", {"digit": 12})))
+    end = environment.step("done")
     assert end.reward == 0.1 and end.info["success"] is (code == "12")
     environment.close()
 
@@ -234,13 +218,10 @@ class Judged:
 def test_a_reward_may_run_a_loop_and_is_a_number(reward):
     environment = ChatToolEnvironment(type("Judge", (Judged,), {"reward": reward}), 3)
     environment.reset(prompt="go")
-    called = environment.step(ChatResponse("", [CALL]).to_action()).observation.request
+    called = environment.step(calls(("visit", {"rooms": ["hall", "cellar"]}))).observation.request
     assert called.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"rooms": ["hall", "cellar"]}
     if reward == 0.5:
         assert environment.step("done").reward == 0.5
         return
     with refused("get_reward of Judge"):
         environment.step("done")
-
-
-CALL = {"type": "function", "function": {"name": "visit", "arguments": {"rooms": ["hall", "cellar"]}}}

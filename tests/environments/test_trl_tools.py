@@ -10,6 +10,7 @@ from datasets import Dataset
 from letter_trainer import make_config
 from refusals import refused
 from returning import check_played_again
+from scripted_agents import calls
 from tools_by_hand import Counter, Safe, Telephone
 
 from g2po_trl import (
@@ -25,27 +26,15 @@ from g2po_trl import (
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import check_start, prompt_template_of, text_environment_factory
+from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
 from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.environments.validation import constructed, validate_step
-from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls
 
 
 def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def test_is_tool_environment_needs_reset_and_no_step():
-    assert is_tool_environment(Safe)
-    assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
-
-
-def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
-    """The pool plays "look", which is no chat response."""
-    with EnvironmentPool(text_environment_factory(Safe, EpisodeLimits(5), "conversation"), PoolLimits(1)) as pool:
-        check_start(pool, [{"code": "1"}])
 
 
 def test_default_prompt_template_is_the_class_attribute():
@@ -57,6 +46,7 @@ def test_default_prompt_template_is_the_class_attribute():
     assert prompt_template_of(TextEnvironment) is prompt_template_of(lambda: WithPrompt()) is DEFAULT_PROMPT
     assert prompt_template_of(WithPrompt) is prompt_template_of(partial(WithPrompt)) is mine
     assert prompt_template_of(Safe) is prompt_template_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    assert not is_tool_environment(lambda: Safe())
 
 
 def test_completions_are_read():
@@ -64,21 +54,18 @@ def test_completions_are_read():
     both = call("turn", digit=1) + call("listen")
     assert parse_tool_calls(both.replace("</tool_call><", "</tool_call>\n<")) == (both, True)
     assert parse_tool_calls("  done ") == ("done", True) and parse_tool_calls("") == ("", False)
-    for broken in (
-        "<tool_call>turn 1</tool_call>",
-        "<tool_call>{}</tool_call>",
-        "<tool_call>{",
-        "<tool_call>[1]</tool_call>",
-    ):
-        assert not parse_tool_calls(broken).valid
+    for broken in ("turn 1</tool_call>", "{}</tool_call>", "{", "[1]</tool_call>"):
+        assert not parse_tool_calls(f"<tool_call>{broken}").valid
     assert read_calls(both) == [("turn", {"digit": 1}), ("listen", {})]
+    quoted = f"<think>I could {call('turn', digit=1)}</think>"
+    assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)
+    assert parse_tool_calls(quoted + call("listen")) == (call("listen"), True)
 
 
 def test_an_episode_by_hand():
     safe = ToolEnvironment(Safe, max_turns=10)
-    first = safe.reset(
-        code="12", prompt=[{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
-    )
+    prompt = [{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
+    first = safe.reset(code="12", prompt=prompt)
     assert first.text == "The safe is locked."
     assert first.task.endswith("Be quick.\n\nOpen it.")
     assert '"name": "turn"' in first.task and '"digit"' in first.task and "listen" in first.task
@@ -125,8 +112,7 @@ def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
 def test_code_of_the_model_that_exits_is_answered(history):
     class Python(Safe):
         def run(self, code: str) -> str:
-            """
-            Run code.
+            """Run code.
 
             Args:
                 code: the code.
@@ -135,16 +121,9 @@ def test_code_of_the_model_that_exits_is_answered(history):
 
     python = text_environment_factory(Python, EpisodeLimits(9), history)()
     python.reset()
-    made = {"type": "function", "function": {"name": "run", "arguments": {"code": "exit(3)"}}}
-    action = call("run", code="exit(3)") if history == "window" else ChatResponse("", (made,)).to_action()
+    action = call("run", code="exit(3)") if history == "window" else calls(("run", {"code": "exit(3)"}))
     assert "error" in validate_step(python.step(action), "step").observation.text
     python.close()
-
-
-def test_a_call_that_a_thought_quotes_is_not_made():
-    quoted = f"<think>I could {call('turn', digit=1)}</think>"
-    assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)
-    assert parse_tool_calls(quoted + call("listen")) == (call("listen"), True)
 
 
 def test_a_connection_opened_in_reset_lives_in_tools():
@@ -185,17 +164,12 @@ def test_the_last_turn_is_paid():
     assert (last.reward, last.terminated, last.info) == (10.0, True, {"success": True, "out_of_turns": True})
 
 
-class Bare:
-    def reset(self):
-        pass
-
-
-class NoReward(Bare):
+class NoReward:
     def look(self):
         pass
 
 
-class NoTool(Bare):
+class NoTool:
     def get_reward(self):
         return 0.0
 
@@ -234,10 +208,6 @@ def a_digit(completion, prompt_end=""):
     return ParsedCompletion(call("turn", digit=digit), True)
 
 
-class SafeWithItsPrompt(Safe):
-    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
-
-
 @pytest.mark.parametrize("max_turns", [9, 4])
 def test_several_calls_and_chance_are_played_again(max_turns):
     """Also those that the last turn ends; and failed calls change nothing."""
@@ -250,9 +220,10 @@ def test_several_calls_and_chance_are_played_again(max_turns):
     assert episode.reward == 5.0 and len(episode.steps) == min(5, max_turns)
 
 
-class LuckySafe(SafeWithItsPrompt):
+class LuckySafe(Safe):
     """As TRL's examples: a reward function reads its state, and `reset` draws."""
 
+    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
     get_reward = None
 
     def reset(self, **row):

@@ -5,9 +5,7 @@ import json
 import pytest
 from refusals import refused
 
-from g2po_trl import Observation, StepResult, TextEnvironment
-from g2po_trl.environments.pool.limits import PoolLimits
-from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, TextEnvironment
 from g2po_trl.prompts.conversation import (
     ChatRequest,
     ChatResponse,
@@ -75,6 +73,7 @@ REFUSED = {
         *(None, [], "hello", [5], [USER, {"role": "robot", "content": ""}], [{**USER, "content": 5}]),
         *([{**USER, "content": [part]}] for part in ({"type": "audio"}, {"type": "image", "image": "a.png"})),
         [{"role": "assistant", "function_call": {"name": "go"}}],
+        [{**USER, "images": True}],
         *([{"role": "assistant", "tool_calls": calls}] for calls in ({"id": 1}, [{"function": {}}])),
     ],
     "tools": [{}],
@@ -144,24 +143,16 @@ def test_arguments_are_the_same_in_any_spelling():
     assert len({digest("[" * depth + "]" * depth) for depth in (200, 100_000)}) == 2
 
 
-class Adder(TextEnvironment):
-    def reset(self, bad=False):
-        messages = [{"role": "user", "content": ["1 + 2?"] if bad else [{"type": "text", "text": "1 + 2?"}]}]
-        return Observation("1 + 2?", request=ChatRequest(messages, stop=("\n",)))
-
-    def step(self, action):
-        response = ChatResponse.read(action)
-        return StepResult(Observation("over"), float(response.content == "3"), terminated=True)
+class Asking(TextEnvironment):
+    def reset(self, content):
+        return Observation("1 + 2?", request=ChatRequest([{"role": "user", "content": content}], stop=("\n",)))
 
 
 def test_request_of_an_environment_arrives_normalized_and_checked():
-    with EnvironmentPool(Adder, PoolLimits(1)) as pool:
-        seen = pool.reset([{}])[0]
-        assert seen.request == ChatRequest([{"role": "user", "content": "1 + 2?"}], stop=("\n",))
-        assert pool.step({0: ChatResponse("3").to_action()})[0].reward == 1.0
-        failure = pool.reset([{"bad": True}])[0]
-        assert isinstance(failure, EnvironmentFailure) and failure.kind == "exception"
-        assert "messages[0]: content[0]" in failure.message
+    with EnvironmentPool(Asking, PoolLimits(1)) as pool:
+        seen, failure = pool.reset([{"content": [{"type": "text", "text": "1 + 2?"}]}, {"content": ["1 + 2?"]}])
+    assert seen.request == ChatRequest([{"role": "user", "content": "1 + 2?"}], stop=("\n",))
+    assert failure.kind == "exception" and "messages[0]: content[0]" in failure.message
 
 
 def test_tools_in_a_state_key():

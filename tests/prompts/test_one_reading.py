@@ -4,10 +4,9 @@ import functools
 import json
 
 import pytest
-from refusals import refused
 from shipped_templates import NATIVE, TASK, stop_ids, tokenizer_of
 
-from g2po_trl.prompts.conversation import ChatRequest, normalize_messages
+from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -119,14 +118,9 @@ BROKEN = [
     *((one, HALF.replace("=text", " text") + "</function>\n</tool_call>") for one in IN_XML),
     ("glm4moe", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>/d\n</tool_call>"),
     ("glm4moe", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>a</arg_value> b</arg_value>\n</tool_call>"),
-    *(
-        ("qwen3", f"<tool_call>\n{text}\n</tool_call>")
-        for text in (
-            '{"name": "write", "parameters": {"text": "x"}}',
-            '{"name": "write", "text": "x"}',
-            '{"name": "write", "arguments": []}',
-        )
-    ),
+    ("qwen3", '<tool_call>\n{"name": "write", "parameters": {"text": "x"}}\n</tool_call>'),
+    ("qwen3", '<tool_call>\n{"name": "write", "text": "x"}\n</tool_call>'),
+    ("qwen3", '<tool_call>\n{"name": "write", "arguments": []}\n</tool_call>'),
     ("lfm2_v2", "<|tool_call_start|>[write(text='x')]<|tool_call_end|>"),
     *((one, f"{call('x')}<tool_call>") for one in ("qwen3", "words")),
 ]
@@ -189,8 +183,3 @@ def test_a_prompt_that_is_rendered_again_ends_in_an_open_turn_of_the_model(encod
         text = tokenizer.decode(encoder.prompt(ChatRequest(messages, [tool("write")]), Transcript()).ids)
         assert not text.rstrip().endswith(tuple(map(tokenizer.decode, encoder.stops))), text[-80:]
         assert "Done." in text
-
-
-def test_images_that_are_no_list_are_refused():
-    with refused("messages"):
-        normalize_messages([{"role": "user", "content": "a", "images": True}])

@@ -7,13 +7,7 @@ from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT,
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_trl.prompts.fitting import fit_prompt
-from g2po_trl.prompts.template import (
-    PromptTemplate,
-    last_line,
-    last_steps,
-    parse_plain,
-    parse_think_action,
-)
+from g2po_trl.prompts.template import PromptTemplate, last_line, last_steps, parse_plain, parse_think_action
 
 OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 
@@ -90,6 +84,7 @@ def test_of_completions_without_an_action_their_ends_are_played():
     assert parse_think_action(completion) == (completion[-30:].strip(), False)
     assert parse_as_released(completion) == (completion[-30:].strip().lower(), False)
     assert WEBSHOP_PROMPT.read(completion).action == completion[-20:].strip().lower()
+    assert (parse_plain(" north \n"), parse_plain("  ")) == (("north", True), ("", False))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +104,6 @@ def test_listed_actions_are_matched_regardless_of_case(action, listed, read):
     assert PromptTemplate("", "").read(written, "", listed).action == read
     assert PromptTemplate("", "", parse_completion=own).read("", "", listed).action == read
     assert PromptTemplate("", "", match_case=True).read(written, "", listed).action == action
-
-
-def test_plain():
-    assert (parse_plain(" north \n"), parse_plain("  ")) == (("north", True), ("", False))
 
 
 TEMPLATE = PromptTemplate(

@@ -53,24 +53,20 @@ ADDED_BY = {
     "the file alone": lambda t: t.backend_tokenizer.add_special_tokens(TAGS),
     "not special": lambda t: t.add_tokens(TAGS),
 }
-MADE = {
-    "words": lambda: with_decoder(trained(words_of()), decoders.ByteLevel()),
-    "sentencepiece": lambda: with_decoder(
-        trained(None, normalizers.Replace(" ", "▁")), decoders.Replace("▁", " "), decoders.Fuse()
-    ),
-}
+STEPS = {"words": [decoders.ByteLevel()], "sentencepiece": [decoders.Replace("▁", " "), decoders.Fuse()]}
 
 
-def with_decoder(tokenizer, *steps):
-    tokenizer.backend_tokenizer.decoder = decoders.Sequence(list(steps))
+def made(kind):
+    tokenizer = trained(words_of()) if kind == "words" else KINDS[kind]()
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(STEPS[kind])
     return tokenizer
 
 
 @pytest.mark.parametrize("how", ADDED_BY)
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", STEPS)
 def test_what_is_read_is_what_was_written(kind, how):
     """Only end, padding and the template's own tokens are no text; `<think>` is, though a template writes it."""
-    tokenizer = MADE[kind]()
+    tokenizer = made(kind)
     tokenizer.add_special_tokens({"eos_token": "<|eos|>", "pad_token": "<|pad|>"})
     tokenizer.add_tokens(["<|end of turn|>"])
     ADDED_BY[how](tokenizer)
@@ -83,9 +79,9 @@ def test_what_is_read_is_what_was_written(kind, how):
     assert encode.decode([*encode.ids(["go"])[0], stops[1]]) == "go<|end of turn|>", "it ends no turn"
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", STEPS)
 def test_a_text_in_a_message_cannot_end_a_turn(kind):
-    tokenizer = MADE[kind]()
+    tokenizer = made(kind)
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<answer>", "</answer>"]})
     tokenizer.chat_template = CHATML
     encode = ChatEncoder(tokenizer)
@@ -97,16 +93,15 @@ def test_a_text_in_a_message_cannot_end_a_turn(kind):
     assert tokenizer.decode(ids) == f"<|im_start|>user\n{seen}<|im_end|>\n<|im_start|>assistant\n<think>"
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": ["<|im_end|>"]}}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    tokenizer.chat_template = CHATML.replace(
-        "<|im_end|>", "{{ m.tool_calls | tojson if m.tool_calls else '' }}<|im_end|>"
-    )
+    shown = "{{ m.tool_calls | tojson if m.tool_calls else '' }}<|im_end|>"
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", shown)
     ids, _ = ChatEncoder(tokenizer)([{"role": "user", "content": "x"}, said])
     assert ids.count(tokens[1]) == 2 and '"at": ["<|im_end|>"]' in tokenizer.decode(ids)
 
 
 def test_a_prompt_may_be_written_without_the_chat_template():
     """Then the special tokens in messages are its own."""
-    tokenizer = MADE["words"]()
+    tokenizer = made("words")
     tokenizer.eos_token = "<|im_end|>"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     prompt = "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n"
