@@ -299,21 +299,13 @@ def test_a_line_that_is_not_complete_is_left_out_and_counted(run):
         Run(run)
 
 
-def test_what_was_played_after_the_checkpoint_counts_once(make_trainer, run):
-    """Two processes had played iteration 4 when they were killed after checkpoint-3; now one resumes."""
+def test_a_full_disk_leaves_what_was_complete_and_what_followed_counts_once(make_trainer, run):
+    """The files of a run may be 60 kB, and its weights are larger. Two processes had played iteration 4 before."""
     path, played = run / "evaluations.jsonl", run / "trajectories"
     before = path.read_text().splitlines()
     path.write_text(before[0] + "\n" + before[1][:-100])  # cut
     for rank in (0, 1):
         shutil.copy(played / "train-000003.jsonl", played / f"train-000004-rank{rank}.jsonl")
-    make_trainer(**LONGER).train(resume_from_checkpoint="auto")
-    assert path.read_text().splitlines() == before[:1]
-    assert names_in(played, "train-000004*") == ["train-000004.jsonl"]
-    assert [sum(map(len, iteration.groups)) for iteration in load_iterations(run)] == [8, 8, 8, 8]
-
-
-def test_a_full_disk_leaves_what_was_complete(make_trainer, run):
-    """The files of a run may be 60 kB, and its weights are larger."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = make_trainer(**LONGER)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
@@ -326,4 +318,6 @@ def test_a_full_disk_leaves_what_was_complete(make_trainer, run):
     assert not list((run / "unfinished-checkpoint").rglob("*.safetensors"))
     assert load_file(run / "model.safetensors") and load_file(run / "checkpoint-3" / "model.safetensors")
     make_trainer(**LONGER).train(resume_from_checkpoint="auto")
-    assert (run / "checkpoint-4").is_dir()
+    assert (run / "checkpoint-4").is_dir() and path.read_text().splitlines() == before[:1]
+    assert names_in(played, "train-000004*") == ["train-000004.jsonl"]
+    assert [sum(map(len, iteration.groups)) for iteration in load_iterations(run)] == [8, 8, 8, 8]
