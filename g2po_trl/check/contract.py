@@ -58,24 +58,25 @@ def check_environment(
 
 
 def contract_findings(
-    environment_factory: Callable[[], TextEnvironment],
-    task: dict[str, Any],
-    actions: Sequence[str] | None = None,
-    max_steps: int = 20,
+    factory: Callable, task: dict[str, Any], actions: Sequence[str] | None, max_steps: int
 ) -> list[Finding]:
-    """Play an environment in this process and return each contract violation once, and warnings.
+    """Play an environment as `check_environment`, and return each contract violation once, and warnings.
 
-    If several actions raise in one line of code, the first is named. The arguments are those of `check_environment`.
+    If several actions raise in one line of code, the first is named.
     """
-    name = factory_name(environment_factory)
+    name = factory_name(factory)
     try:
-        environment = constructed(environment_factory, name)
-    except EnvironmentContractError as error:
-        return [Kind.REFUSED.found(error=str(error), field=error.field)]
+        environment = constructed(factory, name)
     except Exception as error:
-        return [Kind.CONSTRUCTION.found(name=name, error=in_words(error)[:300], where=where_raised(error))]
+        return [_violation(error, Kind.CONSTRUCTION, name=name)]
     with closing(environment):
         return _Tested(name, environment, task).play(actions, max_steps)
+
+
+def _violation(error: Exception, kind: Kind, **facts: Any) -> Finding:
+    if isinstance(error, (EnvironmentContractError, ConnectionError)):  # whose messages have the remedy
+        return Kind.REFUSED.found(error=" ".join(str(error).split()), field=getattr(error, "field", None))
+    return kind.found(error=in_words(error)[:300], where=where_raised(error), **facts)
 
 
 class _Tested:
@@ -130,10 +131,8 @@ class _Tested:
         """Return the validated result of a method; after an error `None`, with a finding."""
         try:
             return validate(getattr(self.environment, method)(*args, **task), f"{self.name}.{method}")
-        except (EnvironmentContractError, ConnectionError) as error:  # whose messages have the remedy
-            text = " ".join(str(error).split())
-            self.findings.setdefault(text, Kind.REFUSED.found(error=text, field=getattr(error, "field", None)))
         except Exception as error:
-            facts = {"error": in_words(error)[:300], "where": where_raised(error), "action": action}
-            self.findings.setdefault(type(error).__name__ + facts["where"], kind.found(name=self.name, **facts))
-        return None
+            finding = _violation(error, kind, name=self.name, action=action)
+            where = finding.facts.get("where", finding.facts["error"])
+            self.findings.setdefault(f"{type(error).__name__}{where}", finding)
+            return None

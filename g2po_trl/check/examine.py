@@ -12,8 +12,8 @@ from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
-from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.setup import default_history, first_steps, played_as, text_environment_factory
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.setup import first_steps, played_as
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
 from ..environments.validation import is_agent
@@ -31,31 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Examination:
-    """An environment or an agent, examined by episodes in worker processes.
+    """An environment or an agent, examined by episodes in worker processes; several one by one, with their tasks."""
 
-    Several environments are examined one by one, each with its own tasks.
-
-    Args:
-        environment_factory: as passed to the trainer; for an agent, as `agent_factory` makes it.
-        tasks: dataset rows.
-        episodes: episodes per task, e.g. the group size.
-        episode_limits: limits of an episode.
-        limits: limits of environment workers.
-        state_key_ignores: details that keys leave out, as in training.
-        texts: an agent's random responses without tool calls.
-        model: folder of the model whose tokenizer should know the words of the episodes.
-        name: name of the environment in a run with several.
-    """
-
-    environment_factory: Callable
+    environment_factory: Callable  # as passed to the trainer; for an agent, as `agent_factory` makes it
     tasks: Sequence[dict[str, Any]]
-    episodes: int = 8
+    episodes: int = 8  # of each task
     episode_limits: EpisodeLimits = field(default_factory=lambda: EpisodeLimits(max_turns=30))
     limits: PoolLimits = field(default_factory=PoolLimits)
     state_key_ignores: Sequence[str] | None = None
-    texts: Sequence[str] = TEXTS
-    model: str | Path | None = None
-    name: str | None = None
+    texts: Sequence[str] = TEXTS  # an agent's random responses without tool calls
+    model: str | Path | None = None  # folder of the model whose tokenizer should know the words of the episodes
+    name: str | None = None  # of the environment, in a run with several
 
     def __post_init__(self):
         self.turns = self.episode_limits.max_turns
@@ -74,8 +60,7 @@ class Examination:
     ) -> list[Finding]:
         """Return the findings of episodes that a model plays concurrently, as in training, the worst first.
 
-        `settings` has `history`, `history_length` and `max_prompt_length`; the last is not for servers. Raises
-        `G2POError` if a server rejects requests or cannot be reached, or a task has no known environment.
+        `settings` has `history`, `history_length` and `max_prompt_length`. Raises `G2POError` of a server.
         """
         return self._of_each(lambda part: part._model(chat, sampling, settings, prompt_template))
 
@@ -102,8 +87,7 @@ class Examination:
 
     def _at_random(self) -> list[Finding]:
         """Return findings about the contract, states and rewards."""
-        history = default_history(self.environment_factory, None)
-        factory = text_environment_factory(self.environment_factory, self.episode_limits, history)
+        factory, _, _ = played_as(self.environment_factory, self.episode_limits)
         findings, tasks = [], []
         for number, task in enumerate(self.tasks, 1):
             try:
@@ -112,10 +96,9 @@ class Examination:
             except ValueError as error:
                 findings.append(Kind.REFUSED.found(error=f"task {number}: {error}"))
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
-            starts, failures = (tasks, []) if self.is_agent else first_steps(pool, tasks, tasks)
-            playable = [task for task, start in zip(tasks, starts) if not isinstance(start, EnvironmentFailure)]
+            failures = [] if self.is_agent else first_steps(pool, tasks, tasks)[1]
             answer = random_answer(random.Random(0), self.texts)
-            played = play(second, [] if slow(failures) else playable, self.episodes, self.episode_limits, answer)
+            played = play(second, [] if slow(failures) else tasks, self.episodes, self.episode_limits, answer)
             failures += played.failures
             if self.is_agent:
                 findings += measure.failures(failures)
@@ -123,12 +106,12 @@ class Examination:
                 return measure.failures(slow(failures)[:1], "it")
             else:
                 for task in tasks:
-                    findings += contract_findings(factory, task, max_steps=self.turns)
+                    findings += contract_findings(factory, task, None, self.turns)
                 findings += [] if has_errors(findings) else measure.failures(failures, "it")
             findings += measure.environment_findings(played)
             if not played.episodes or (has_errors(findings) and not self.is_agent):
                 return findings
-            again = [] if failures else [self._replayed(pool, playable, played)]
+            again = [] if failures else [self._replayed(pool, tasks, played)]
         findings += measure.agent_findings(played, self.turns) if self.is_agent else []
         findings += self._states(played)
         # Of words that an agent does not understand nothing is expected.
@@ -142,7 +125,7 @@ class Examination:
         for task, group in zip(tasks, played.groups):
             longest = max(group, key=lambda trajectory: len(trajectory.steps), default=None)
             for _ in range(2 if longest else 0):
-                if different := replay_difference(pool, task, longest.steps, longest.final_observation):
+                if different := replay_difference(pool, task, longest):
                     return different
         return Kind.CONTRACT_KEPT.found()
 
@@ -160,21 +143,16 @@ class Examination:
     def _model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
-        template, lengths, played = template and template.of(self.name), [], Played()
-        playing = played_as(self.environment_factory, self.episode_limits, template, settings.history)
-        factory, template, history = playing
+        playing = self.environment_factory, self.episode_limits, template and template.of(self.name), settings.history
+        factory, template, history = played_as(*playing)
         agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
-        rows = [task for task in self.tasks for _ in range(self.episodes)]
-        groups = [number // self.episodes for number in range(len(rows))]
-        seeds = [derived_seed(0, number) for number in range(len(rows))]
+        rows, lengths = [task for task in self.tasks for _ in range(self.episodes)], []
+        numbers = range(len(rows))
+        groups, seeds = [n // self.episodes for n in numbers], [derived_seed(0, n) for n in numbers]
         with EnvironmentPool(factory, self.limits) as pool:
             player = Player(pool, ChatActor.of(chat, agent), self.episode_limits)
-            trajectories, _ = player.play(
-                rows, sampling, groups, seeds, on_end=lambda episode: lengths.extend(episode.usage)
-            )
-        for start in range(0, len(rows), self.episodes):
-            played.groups.append([])
-            played.add(trajectories[start : start + self.episodes])
+            played, _ = player.play(rows, sampling, groups, seeds, None, lambda one: lengths.extend(one.usage))
+        played = Played.of(played, self.episodes)
         findings = measure.failures(played.failures, "the agent" if self.is_agent else "an episode")
         if not played.episodes:
             return findings

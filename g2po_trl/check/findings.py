@@ -13,7 +13,17 @@ from ..runs.verdict import Cause
 LEVELS = ("error", "warning", "ok")
 _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end within {turns} turns"
 _VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
-_EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g}); others: "
+_EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g})"
+_EXPERT += "; others: {reasons}"
+_KEYS = (
+    "calls in a state of another episode: {used:.0%} by the key in use, {news:.0%} by new messages, {normalised:.0%} "
+)
+_KEYS += "by new messages without times, ids, paths"
+_LENGTHS = "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit"
+_NO_EFFECT = (
+    "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}"
+)
+_NOT_REPLAYED = "the same actions do not lead to the same states in another process: {difference}"
 _TEACH = "or fine-tune it on demonstrations (g2po teach)."
 _TRAINED = f"Use a model that was trained to call tools, {_TEACH}"
 
@@ -39,44 +49,27 @@ class Kind(Enum):
     RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
     RAISED_IN_STEP = _error("{name} raised {error} on the action {action}{where}", "Return an observation instead.")
     RANDOM_RESET = _error(
-        "{name}.reset is not deterministic: the same task gave {first!r} and then {then!r}",
-        "Episodes of a group must start in the same state: seed randomness from the task.",
+        "{name}.reset gave {first!r} and then {then!r} for one task", "Seed randomness from the task."
     )
-    NO_EFFECT = Wording(
-        "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}",
-        "List only executable actions, or describe their effect.",
-    )
+    NO_EFFECT = Wording(_NO_EFFECT, "List only executable actions, or describe their effect.")
     FAILED = _error("{who} {failure} ({count} of {failures} failed episodes)")
-    NOT_REPLAYED = Wording(
-        "the same actions do not lead to the same states in another process: {difference}",
-        "Seed all randomness from the task (hash() of a text and the order of a set differ by process).",
-    )
+    NOT_REPLAYED = Wording(_NOT_REPLAYED, "Seed all randomness from the task (hash() of a text differs by process).")
     CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
     LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
-    LONG_TEXT = Wording("an observation has {characters} characters", "Shorten it, or raise max_prompt_length.")
     NO_TASK = Wording("later prompts may lack the goal", "Set Observation.task in reset, or repeat the goal.")
     NO_ACTIONS = Wording("it lists no actions: random episodes play 'look'", "List or describe them in the prompt.")
     # States
     RECURRENCE = _ok(f"{_VISITS}: there is a graph to learn from")
     RARE_STATES = Wording(
-        f"{_VISITS}: G2PO is little more than GRPO",
-        "Give equal states an equal state_key, set state_key_ignores, or use --advantage-estimator grpo.",
+        f"{_VISITS}: G2PO is little more than GRPO", "Give equal states an equal state_key, or use GRPO."
     )
     COUNTER = Wording("{counter}", "Leave counters and clocks out of the state_key, or use state_key_ignores.")
-    KEYS = Wording(
-        "calls in a state of another episode of the task: {used:.0%} by the key in use, {news:.0%} by new messages, "
-        "{normalised:.0%} by new messages without times, ids, paths",
-        "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.",
-    )
+    KEYS = Wording(_KEYS, "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.")
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
-    EQUAL_REWARDS = Wording(
-        f"{_EPISODES}, all with reward {{low:g}}: a model that plays so learns nothing",
-        "Start from one that sometimes succeeds, or from easier tasks.",
-        is_final=True,
-    )
+    EQUAL_REWARDS = Wording(f"{_EPISODES}, all with reward {{low:g}}", "Begin with easier tasks.", is_final=True)
     # The environment's faults of the diagnosis that the end of training and reports read
     DIFFERENT_STARTS = Wording(*Cause.DIFFERENT_STARTS.wording)
     CONTEXT_OVERFLOW = Wording(*Cause.CONTEXT_OVERFLOW.wording, is_final=True)
@@ -85,16 +78,12 @@ class Kind(Enum):
     # Agents
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")
     RAISED_IN_AGENT = Wording(
-        "raises {error}{where} in {count} of {episodes} episodes: failures with reward 0",
-        "If the model can correct itself, send it the error as a message instead.",
+        "raises {error}{where} in {count} of {episodes} episodes", "Send it to the model instead."
     )
     TOO_MANY_CALLS = Wording("asks for more than {turns} calls in {count} of {episodes} episodes", "Raise max_turns.")
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model
-    LENGTHS = Wording(
-        "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit",
-        "Raise max_completion_length (and the agent's own max_tokens), or ask for shorter answers.",
-    )
+    LENGTHS = Wording(_LENGTHS, "Raise max_completion_length (and the agent's max_tokens), or ask for less.")
     FORMAT = Wording("{count} of {number} completions have the required format", f"Read some (g2po play); {_TEACH}")
     ADMISSIBLE = Wording("{count} of {number} actions are among the listed ones", f"Use a larger model, {_TEACH}")
     TOOL_CALLS = Wording("{count} of {number} completions call a tool", _TRAINED)
@@ -102,10 +91,8 @@ class Kind(Enum):
     KNOWN_CALLS = Wording("{count} of {number} parsed calls are of a known tool", _TRAINED)
     SPELLED_WORDS = Wording("the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words.")
     # Experts
-    EXPERT = _ok(f"{_EXPERT}{{reasons}}", "Raise max_turns: with one action more, the episode fails.")
-    EXPERT_FAILS = Wording(
-        f"{_EXPERT}{{reasons}}", "Correct the expert or the reward, or raise max_turns.", is_final=True
-    )
+    EXPERT = _ok(_EXPERT, "Raise max_turns: with one action more, the episode fails.")
+    EXPERT_FAILS = Wording(_EXPERT, "Correct the expert or the reward, or raise max_turns.", is_final=True)
 
     def found(self, level: str | None = None, /, **facts: Any) -> Finding:
         """Return a finding of this kind, at its usual level unless another is given."""
@@ -118,25 +105,22 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of `g2po check`.
-
-    Args:
-        kind: what it is about; `kind.value` is its wording.
-        level: "error", "warning" or "ok".
-        facts: numbers and texts that the wording names, as plain data.
-        environment: name of the environment, in a run with several.
-    """
+    """A finding of `g2po check`; `facts` are the numbers and texts that the wording of its kind names."""
 
     kind: Kind
     level: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    environment: str | None = None
+    environment: str | None = None  # in a run with several
 
     @property
     def text(self) -> str:
         """The wording with the facts, and the remedy."""
-        wording, facts = self.kind.value, {name: _shown(value) for name, value in self.facts.items()}
-        return f"{wording.text.format(**facts)}. {wording.remedy if self.level != 'ok' else ''}".rstrip()
+        facts = {
+            name: ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else value
+            for name, value in self.facts.items()
+        }
+        remedy = "" if self.level == "ok" else self.kind.value.remedy
+        return f"{self.kind.value.text.format(**facts)}. {remedy}".rstrip()
 
     def __str__(self) -> str:
         return f"{self.level:9} {f'{self.environment}: ' if self.environment else ''}{self.text}"
@@ -162,9 +146,3 @@ def learns_nothing(findings: Iterable[Finding]) -> bool:
     findings = list(findings)
     final = [finding for finding in findings if finding.kind.value.is_final and finding.level != "ok"]
     return bool(final) and {one.environment for one in final} == {one.environment for one in findings}
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        value = [f"{name} {number}" for name, number in value.items()]
-    return (", ".join(map(str, value)) or "none") if isinstance(value, (list, tuple)) else value

@@ -24,7 +24,6 @@ from .findings import Finding, Kind
 from .play import Played
 from .statistics import count_in_keys, shared_share
 
-LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
 MANY = 0.2  # of a model's completions
 FEW = 0.1  # of the expert's episodes
 SHOWN = 3  # failures of an agent
@@ -48,15 +47,11 @@ def faults(played: Played) -> list[Finding]:
 
 def environment_findings(played: Played) -> Iterator[Finding]:
     """Yield findings about observations, and about limits that ended episodes."""
-    longest = max((len(step.observation) for step in played.steps), default=0)
-    if longest > LONG_TEXT:
-        yield Kind.LONG_TEXT.found(characters=longest)
     reasons = Counter((episode.failure_reason or "").partition(":")[0] for episode in played.episodes)
     for limit in LIMITS:
         if reasons[limit] > MANY * reasons.total():
             yield Kind.LIMIT.found(count=reasons[limit], episodes=reasons.total(), limit=limit)
-    of_texts = [one for one in played.episodes if one.steps and one.steps[0].messages is None]
-    if not all(one.task for one in of_texts):
+    if not all(one.task or one.steps[0].messages is not None for one in played.episodes if one.steps):
         yield Kind.NO_TASK.found()
     if not played.lists_actions:
         yield Kind.NO_ACTIONS.found()
@@ -109,16 +104,14 @@ def failures(found: Sequence[EnvironmentFailure], who: str = "the agent") -> lis
 def agent_findings(played: Played, turns: int) -> Iterator[Finding]:
     """Yield findings about an agent's calls, exceptions and requests."""
     infos, number = [trajectory.info for trajectory in played.episodes], len(played.episodes)
-    errors: Counter[tuple[str, str]] = Counter()
-    for info in infos:
-        kind, _, error = str(info.get("failure_reason", "")).partition(": ")
-        if kind == "agent error":  # raised after the first request
-            errors[error, where_raised(info.get("traceback", ""))] += 1
-    level = "error" if errors.total() == number else "warning"
+    raised = [info for info in infos if str(info.get("failure_reason")).startswith("agent error: ")]
+    level = "error" if len(raised) == number else "warning"
     if level == "warning" and all(len(trajectory.steps) <= 1 for trajectory in played.episodes):
         yield Kind.ONE_CALL.found()  # one that raises in its first call may make more
+    errors = Counter((info["failure_reason"], where_raised(info.get("traceback", ""))) for info in raised)
     for (error, where), count in errors.items():
-        yield Kind.RAISED_IN_AGENT.found(level, error=error, where=where, count=count, episodes=number)
+        facts = {"error": error.removeprefix("agent error: "), "where": where, "count": count, "episodes": number}
+        yield Kind.RAISED_IN_AGENT.found(level, **facts)
     if out := sum(bool(info.get("out_of_turns")) for info in infos):
         yield Kind.TOO_MANY_CALLS.found(turns=turns, count=out, episodes=number)
     if refused := [info.get("refusal", "") for info in infos if info.get("refused_requests")]:
@@ -158,10 +151,8 @@ def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions:
     that were played, e.g. by an expert.
     """
     file = Path(model or "", "tokenizer.json")
-    if model is None or not file.is_file():
-        return []
-    tokenizer = Tokenizer.from_file(str(file))
-    if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
+    tokenizer = Tokenizer.from_file(str(file)) if model is not None and file.is_file() else None
+    if tokenizer is None or tokenizer.get_vocab_size() > SMALL_VOCABULARY:
         return []
     counts: Counter[str] = Counter()
     for step in steps:
@@ -176,5 +167,4 @@ def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions:
         return all(len(one.ids) > 1 for one in tokens)
 
     spelled = [word for word, _ in counts.most_common() if is_spelled(word)]
-    shown = [*spelled[:SHOWN_WORDS], *[f"… ({len(spelled)} words)"] * (len(spelled) > SHOWN_WORDS)]
-    return [Kind.SPELLED_WORDS.found(model=str(model), words=shown)] if spelled else []
+    return [Kind.SPELLED_WORDS.found(model=str(model), words=spelled[:SHOWN_WORDS])] if spelled else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,13 @@ class Played:
     groups: list[list[Trajectory]] = field(default_factory=list)
     failures: list[EnvironmentFailure] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], size: int) -> Played:
+        """Return episodes in groups of one task, failures of the environment apart."""
+        groups = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        failures = [failure_of(trajectory) for trajectory in trajectories if not trajectory.counted]
+        return cls([[trajectory for trajectory in group if trajectory.counted] for group in groups], failures)
+
     @property
     def episodes(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group]
@@ -45,11 +52,6 @@ class Played:
     @property
     def lists_actions(self) -> bool:
         return all(step.admissible_actions is not None for step in self.steps if step.messages is None)
-
-    def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add episodes to the last group, except failures of the environment."""
-        self.failures += [failure_of(trajectory) for trajectory in trajectories if not trajectory.counted]
-        self.groups[-1] += [trajectory for trajectory in trajectories if trajectory.counted]
 
 
 def slow(failures: Sequence[EnvironmentFailure]) -> list[EnvironmentFailure]:
@@ -105,10 +107,8 @@ def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[st
 
 def _random_value(schema: Any, rng: random.Random) -> Any:
     schema = schema if isinstance(schema, Mapping) else {}  # `True` allows any value
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else ()):
+        return rng.choice(values)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
         return _random_value(rng.choice(choices), rng)
     kind = schema.get("type", "string")
@@ -121,42 +121,38 @@ def play(
     pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, limits: EpisodeLimits, choose: Answer
 ) -> Played:
     """Play episodes of each task, one after another, until one times out or crashes."""
-    played, player = Played(), Player(pool, AnswerActor(choose), limits)
-    for task in tasks:
-        played.groups.append([])
-        for _ in range(episodes):
-            if not slow(played.failures):
-                played.add(player.play([task])[0])
-    return played
+    player, played = Player(pool, AnswerActor(choose), limits), []
+    for task in [task for task in tasks for _ in range(episodes)]:
+        played += player.play([task])[0]
+        if not played[-1].counted and slow([failure_of(played[-1])]):
+            break
+    return Played.of(played, episodes)
 
 
-def replay_difference(
-    pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step], final: str | None = None
-) -> Finding | None:
-    """Play an episode's actions again and return a finding about the first difference, if any.
-
-    `final` is the observation after them. It is an error if the episode begins differently or fails.
-    """
-
-    def found(difference: str, is_error: bool = False) -> Finding:
+def replay_difference(pool: EnvironmentPool, task: dict[str, Any], episode: Trajectory) -> Finding | None:
+    """Play an episode's actions again and return a finding about the first difference, if any."""
+    actor = AnswerActor(lambda again: sent(episode.steps[len(again.steps)]))
+    (again,), _ = Player(pool, actor, EpisodeLimits(max_turns=len(episode.steps))).play([task])
+    for difference, is_error in _differences(again, episode):
         return Kind.NOT_REPLAYED.found("error" if is_error else "warning", difference=difference)
-
-    actor = AnswerActor(lambda episode: sent(steps[len(episode.steps)]))
-    (again,), _ = Player(pool, actor, EpisodeLimits(max_turns=len(steps))).play([task])
-    if not again.counted:
-        return found(f"it {describe_failure(failure_of(again))}", is_error=True)
-    for number, (now, before) in enumerate(zip(again.steps, steps), 1):
-        for name in ("observation", "images", "admissible_actions", "state_key", "reward"):
-            values = getattr(now, name), getattr(before, name)
-            if values[0] != values[1]:
-                new, old = different_parts(*map(str, values))
-                is_start = number == 1 and name != "reward"
-                return found(f"at step {number}, {name} is {new!r}, and was {old!r}", is_error=is_start)
-    if len(again.steps) < len(steps):
-        reason = again.failure_reason or "by itself"
-        text = f"the episode ended after {again.steps[-1].action!r} ({reason}), and continued before"
-        return found(text, is_error=reason.startswith("agent error"))
-    if final not in (None, again.final_observation):
-        now, before = different_parts(str(again.final_observation), final)
-        return found(f"after the last step, the observation is {now!r}, and was {before!r}")
     return None
+
+
+def _differences(again: Trajectory, before: Trajectory) -> Iterator[tuple[str, bool]]:
+    """Yield what is different, and whether it is an error: the episode fails or begins differently."""
+    if not again.counted:
+        yield f"it {describe_failure(failure_of(again))}", True
+        return
+    for number, steps in enumerate(zip(again.steps, before.steps), 1):
+        for name in ("observation", "images", "admissible_actions", "state_key", "reward"):
+            now, old = (getattr(step, name) for step in steps)
+            if now != old:
+                now, old = different_parts(str(now), str(old))
+                yield f"at step {number}, {name} is {now!r}, and was {old!r}", number == 1 and name != "reward"
+    if len(again.steps) < len(before.steps):
+        reason = again.failure_reason or "by itself"
+        what = f"the episode ended after {again.steps[-1].action!r} ({reason}), and continued before"
+        yield what, reason.startswith("agent error")
+    if again.final_observation != before.final_observation:
+        now, old = different_parts(str(again.final_observation), str(before.final_observation))
+        yield f"after the last step, the observation is {now!r}, and was {old!r}", False

@@ -55,20 +55,16 @@ def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
     by_key, by_text = returned_share(trajectories), returned_share(trajectories, without)
     if by_key is None or by_key > _HARDLY or by_text < _OFTEN:
         return None
-    turns: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for trajectory in trajectories:
-        first = {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}
-        for key, turn in first.items():
+    turns, alike = defaultdict(list), defaultdict(list)  # first ones of each state; keys that differ in numbers alone
+    for number, trajectory in enumerate(trajectories):
+        for key, turn in {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}.items():
             turns[trajectory.task_id, key].append(turn)
+        for step in trajectory.steps:
+            alike[number, without(step)].append(step.key)
     differ = [len(set(reached)) > 1 for reached in turns.values() if len(reached) > 1]
     if sum(differ) > _HARDLY * len(differ):
         return None
-    for trajectory in trajectories:
-        seen: dict[str, str] = {}
-        for step in trajectory.steps:
-            before = seen.setdefault(without(step), step.key)
-            if before != step.key:
-                parts = " and ".join(map(repr, different_parts(before, step.key)))
-                shares = f"{by_key:.0%} of steps return to a state of their episode, and {by_text:.0%}"
-                return f"{shares} would if keys had no numbers, as {parts}"
-    return None
+    pairs = ((keys[0], key) for keys in alike.values() for key in keys if key != keys[0])
+    parts = " and ".join(map(repr, different_parts(*next(pairs))))
+    shares = f"{by_key:.0%} of steps return to a state of their episode, and {by_text:.0%}"
+    return f"{shares} would if keys had no numbers, as {parts}"

@@ -63,8 +63,7 @@ class DirectAgent:
         return ChatRequest(template.messages(**prompt_contents(episode, self.history_length)))
 
     def read(self, completion: str, episode: Episode) -> ParsedCompletion:
-        template = self.template.of(episode.environment)
-        return template.read(completion, "", episode.observation.admissible_actions)
+        return self.template.of(episode.environment).read(completion, "", episode.observation.admissible_actions)
 
 
 @dataclass
@@ -73,18 +72,12 @@ class ReActAgent:
 
     After a failed trial the model writes what went wrong, and later trials read it. Sources:
     [arXiv:2210.03629](https://arxiv.org/abs/2210.03629), [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
-
-    Args:
-        panel: describes the environment and how an action is written.
-        history_length: number of past steps in the conversation; older ones are left out of its middle.
-        trials: maximum number of attempts per task.
-        notes: reflections on earlier trials, by the episode's number.
     """
 
-    panel: Panel
-    history_length: int = 30
+    panel: Panel  # describes the environment and how an action is written
+    history_length: int = 30  # steps in the conversation; older ones are left out of its middle
     trials: int = 1
-    notes: Sequence[Sequence[str]] = ()
+    notes: Sequence[Sequence[str]] = ()  # reflections on earlier trials, by the episode's number
 
     def ask(self, episode: Episode) -> ChatRequest:
         remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
@@ -127,9 +120,8 @@ class ReActAgent:
         lines.append(f"Observation: {trajectory.final_observation}")
         lines += [f"An earlier note of yours: {note}" for note in notes[-_MEMORY:]]
         why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
-        content = "\n".join(lines) + "\n\n" + REFLECTION_REQUEST.format(why=why)
-        system = {"role": "system", "content": self.panel.about}
-        return ChatRequest([system, {"role": "user", "content": content}])
+        content = "\n".join([*lines, "", REFLECTION_REQUEST.format(why=why)])
+        return ChatRequest([{"role": "system", "content": self.panel.about}, {"role": "user", "content": content}])
 
 
 Agent = DirectAgent | ReActAgent
@@ -234,15 +226,14 @@ def load_agent(folder: str | Path) -> TrainedAgent:
 
     from .chat_models import load_local  # with torch, which is slow to import
 
-    if not Path(folder).is_dir():
-        folder = snapshot_download(str(folder))
+    folder = str(folder) if Path(folder).is_dir() else snapshot_download(str(folder))
     run = read_run(folder)
-    play = run.get("play")
-    require(play is not None, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
+    require("play" in run, "folder", folder, f"it holds no {FILE} of a run; pass its output_dir")
+    play = run["play"]
     remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
-    require(not play.get("vllm_structured_outputs_regex"), "folder", str(folder), remedy)
+    require(not play.get("vllm_structured_outputs_regex"), "folder", folder, remedy)
     template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
-    chat = load_local(str(folder), *template, dtype=play.get("dtype") or "auto")
+    chat = load_local(folder, *template, dtype=play.get("dtype") or "auto")
     lengths = {name: play[name] for name in ("history_length", "max_prompt_length", "history") if name in play}
     actor = PromptActor(chat.engine, chat.encode, load_prompt(run["prompt"]), context_length=chat.longest, **lengths)
     return TrainedAgent(actor, Sampling(**{one.name: play[one.name] for one in fields(Sampling) if one.name in play}))

@@ -37,11 +37,7 @@ Kwargs = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class ChatCompletion:
-    """A completion.
-
-    `error`: why there is no text, e.g. a conversation that exceeds the model's context. `message`: the assistant
-    message of a server, with its tool calls.
-    """
+    """A completion; `error` says why there is no text, `message` is a server's message, with its tool calls."""
 
     text: str
     prompt_tokens: int = 0
@@ -52,13 +48,7 @@ class ChatCompletion:
 
 
 class EngineChat:
-    """A model in this process, with an engine as in training.
-
-    Args:
-        engine: generates token ids.
-        longest: maximum tokens of prompt and completion together. `None`: no limit.
-        chat_template_kwargs: variables of the chat template.
-    """
+    """A model in this process, with an engine as in training; `longest`: tokens of prompt and completion together."""
 
     def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: Kwargs = None):
         self.engine, self.longest = engine, longest
@@ -71,14 +61,14 @@ class EngineChat:
         prompts = self.encode.ids([self.encode.text(request.messages) for request in requests])
         sampling, stop = sampling_of(requests[0], sampling), requests[0].stop
         most = (self.longest or inf) - sampling.max_completion_length
-        fitting = [i for i, ids in enumerate(prompts) if len(ids) <= most]
         completions = [ChatCompletion("", error=f"{len(ids)} tokens, at most {most} fit") for ids in prompts]
+        fitting = [i for i, ids in enumerate(prompts) if len(ids) <= most]
         generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
         for i, completion in zip(fitting, generated):
-            text = self.encode.decode(completion.ids, self.engine.stop_token_ids)
-            cut = cut_before(text, stop)
-            is_whole = completion.complete or cut != text
-            completions[i] = ChatCompletion(cut, len(prompts[i]), len(completion.ids), is_whole)
+            whole = self.encode.decode(completion.ids, self.engine.stop_token_ids)
+            text = cut_before(whole, stop)
+            lengths = len(prompts[i]), len(completion.ids)
+            completions[i] = ChatCompletion(text, *lengths, completion.complete or text != whole)
         return completions
 
     def close(self) -> None:
@@ -111,11 +101,11 @@ def load_local(
     tokenizer = get_tokenizer(processing_class)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    precision = getattr(torch, autocast) if autocast else None
     options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # who asks bounds the batch
+    precision = getattr(torch, autocast) if autocast else None
     engine = SeededEngine.from_model(loaded, tokenizer, precision, **options)
     engine.read_images(ImageInputs.of(processing_class, loaded))
+    longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     return EngineChat(engine, longest, chat_template_kwargs)
 
 
@@ -139,40 +129,28 @@ def load_vllm(
         raise
 
 
+@dataclass
 class ServerChat:
-    """A model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
+    """A model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider."""
 
-    Args:
-        base_url: URL up to and including `/v1`.
-        model: name of the model on the server.
-        key_variable: environment variable that contains the key, if the server needs one.
-        parallel: maximum number of concurrent requests.
-        chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
-        generation_kwargs: further fields of a request, for servers that accept them.
-        max_retries: how often a request that fails because of load or network is repeated.
-    """
-
+    base_url: str  # up to and including `/v1`
+    model: str  # name on the server
+    key_variable: str = "OPENAI_API_KEY"  # environment variable that contains the key, if the server needs one
+    parallel: int = 16  # concurrent requests
+    chat_template_kwargs: Kwargs = None  # for servers that take them (vLLM, SGLang)
+    generation_kwargs: Kwargs = None  # further fields of a request, for servers that accept them
+    max_retries: int = 6  # of a request that fails because of load or network
     engine = limit = path = None
+    length_field = "max_tokens"
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        key_variable: str = "OPENAI_API_KEY",
-        parallel: int = 16,
-        chat_template_kwargs: Kwargs = None,
-        generation_kwargs: Kwargs = None,
-        max_retries: int = 6,
-    ):
+    def __post_init__(self):
         self.openai = import_extra("openai")
-        self.base_url, self.model = base_url, model
-        options = {"api_key": os.environ.get(key_variable) or "none", "timeout": 300.0, "max_retries": max_retries}
-        self.client = self.openai.AsyncOpenAI(base_url=base_url, **options)
+        options = {"api_key": os.environ.get(self.key_variable) or "none", "timeout": 300.0}
+        self.client = self.openai.AsyncOpenAI(base_url=self.base_url, max_retries=self.max_retries, **options)
         self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
-        self.free = asyncio.Semaphore(parallel)
-        self.fields = dict(generation_kwargs or {})
-        self.fields |= {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-        self.length_field, self.tokens = "max_tokens", {"read": 0, "written": 0}
+        self.free = asyncio.Semaphore(self.parallel)
+        template = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+        self.fields, self.tokens = {**(self.generation_kwargs or {}), **template}, {"read": 0, "written": 0}
 
     def count_tokens(self, path: Path, limit: int | None) -> None:
         """Count the tokens of prompts and completions in a file, and refuse requests after `limit` of them."""
@@ -207,6 +185,7 @@ class ServerChat:
         filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
         options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
         length_field = self.length_field
+        options[length_field] = sampling_of(request, sampling).max_completion_length
         try:
             async with self.free:
                 response = await self.client.chat.completions.create(
@@ -215,7 +194,6 @@ class ServerChat:
                     temperature=sampling.temperature,
                     top_p=sampling.top_p,
                     seed=seed % 2**31,  # servers accept 31 bits
-                    **{length_field: sampling_of(request, sampling).max_completion_length},
                     **{name: value for name, value in options.items() if value},
                 )
             return _read(response, request, sampling)

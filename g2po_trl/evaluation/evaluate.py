@@ -195,15 +195,15 @@ def format_rows(rows: Sequence[dict[str, float]]) -> str:
 def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, Any]:
     """Return all settings that the numbers depend on. Only an evaluation with equal settings is resumed."""
     settings = {one.name: getattr(options, one.name) for one in fields(options) if not one.metadata["resumable"]}
-    revision, is_served = options.engine_options.get("revision"), options.base_url is not None
-    direct, tasks = options.agent == "direct", _hash(list(panel.rows))
+    if options.base_url is None:
+        settings["weights"] = weights_hash(options.model, options.engine_options.get("revision"))
+    prompt = _hash(by_names(describe_prompt(panel.prompt_template))) if options.agent == "direct" else panel.about
     settings |= {
-        "model" if is_served else "weights": options.model if is_served else weights_hash(options.model, revision),
         "environment_files": files_hash(_files_in(options.environment_options)),
         "panel": panel.name,
         "panel_data": panel.data,
-        "tasks": f"{len(panel.rows)} ({tasks})",
-        "prompt": _hash(by_names(describe_prompt(panel.prompt_template))) if direct else panel.about,
+        "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
+        "prompt": prompt,
         "trials": agent.trials,
         "history": panel.history,
         "history_length": agent.history_length,

@@ -66,8 +66,7 @@ def server():
         if server.key and headers["Authorization"] != f"Bearer {server.key}":
             return 401, {"error": {"message": "Incorrect API key provided"}}
         if server.newer and "max_tokens" in body:
-            told = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
-            return 400, {"error": {"message": told}}
+            return 400, {"error": {"message": "'max_tokens' is not supported. Use 'max_completion_tokens' instead."}}
         if "Game 1" in body["messages"][-1]["content"]:
             return 400, {"error": {"message": "x", "code": "context_length_exceeded"}}
         won = chat_completion("<think></think><action>win</action>")
@@ -84,27 +83,24 @@ def flags(game, *more, tasks="tasks.jsonl"):
 
 
 def served(game, server, *more, **files):
-    return flags(game, "--base-url", server.url, "--model", "m", *more, **files)
-
-
-# -- what leaves the denominator, and what does not -------------------------------------------------------------------
+    """Evaluate the server's model: its results."""
+    main(flags(game, "--base-url", server.url, "--model", "m", *more, **files))
+    return strict(game / "out" / "results.json")
 
 
 def test_a_context_that_overflows_is_a_failure_and_tokens_that_are_not_reported_are_not_0(game, server, capsys):
-    main(served(game, server))
-    results = strict(game / "out" / "results.json")
+    results = served(game, server)
     assert results["seeds"][0]["Succ."] == 75 and results["seeds"][0]["errors"] == 0
     assert results["failure_reasons"] == [{"context overflow": 1}]
     assert "1 of 4 episodes failed: context overflow" in capsys.readouterr().out
     with refused("max_total_tokens"):
-        main(served(game, server, "--seeds", 2, "--max-total-tokens", 1))
+        served(game, server, "--seeds", 2, "--max-total-tokens", 1)
     assert strict(game / "out" / "results.json") == results, "until there are new ones"
     server.tells_usage = False
-    main(served(game, server, "--overwrite"))
-    assert strict(game / "out" / "results.json")["seeds"][0]["tokens"] is None
+    assert served(game, server, "--overwrite")["seeds"][0]["tokens"] is None
     assert "n/a" in capsys.readouterr().out
     with refused("max_total_tokens"):
-        main(served(game, server, "--overwrite", "--max-total-tokens", 9))
+        served(game, server, "--overwrite", "--max-total-tokens", 9)
 
 
 @pytest.mark.parametrize(("broken", "share", "success"), [("number > 1", "50%", 50), ("True", "100%", None)])
@@ -113,12 +109,11 @@ def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, brok
     (game / "game.py").write_text(GAME.replace(reset, f"if {broken}:\n                {reset}"))
     (game / "broken").touch()
     with pytest.raises(G2POError, match=f"{share} of the episodes(.|\n)*the game is broken"):
-        main(served(game, server))
+        served(game, server)
     row = strict(game / "out" / "results.json")["seeds"][0]
     assert row["Succ."] == success and (row["turns"] is None) == (success is None), "of those that came to a result"
     (game / "broken").unlink()
-    main(served(game, server))
-    row = strict(game / "out" / "results.json")["seeds"][0]
+    (row,) = served(game, server)["seeds"]
     assert row == {"Succ.": 75, "turns": row["turns"], "tokens": row["tokens"], "valid": 100, "errors": 0}
     played = list(read_jsonl(game / "out" / "trajectories" / "direct-0.jsonl"))
     assert sorted(t.info["panel_index"] for t in played) == [0, 1, 2, 3], "each task once"
@@ -126,10 +121,8 @@ def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, brok
 
 def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
     panel = Panel("shop", [{}, {}, {}], TextEnvironment, columns={"Score": "score", "Other": "success_rate_by_type/x"})
-    tokens = {"prompt_tokens": 1, "completion_tokens": 1}
-    played = [
-        Trajectory("t", [Step("a", "b")], 0.0, outcome, info=tokens) for outcome in ("truncated", "error", "lost")
-    ]
+    info = {"prompt_tokens": 1, "completion_tokens": 1}
+    played = [Trajectory("t", [Step("a", "b")], 0.0, end, info=info) for end in ("truncated", "error", "lost")]
     row = seed_row(panel, played)
     assert row["Score"] == 0 and math.isnan(row["Other"]) and row["errors"] == pytest.approx(200 / 3)
     assert math.isnan(seed_row(panel, played[1:])["Score"])
@@ -151,11 +144,8 @@ def test_rows_are_mean_and_deviation_over_three_seeds(rows, cells):
 
 def test_newer_servers_get_the_field_they_want(game, server):
     server.newer = True
-    main(served(game, server, "--max-completion-length", 9))
+    served(game, server, "--max-completion-length", 9)
     assert [body["max_completion_tokens"] for body in server.asked if "max_tokens" not in body] == [9, 9, 9, 9]
-
-
-# -- what numbers belong to -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -163,7 +153,7 @@ def model(tiny_model_dir, tmp_path):
     return shutil.copytree(tiny_model_dir, tmp_path / "model")
 
 
-def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, model, capsys):
+def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, model):
     given = [*flags(game), "--model", str(model), "--max-completion-length", "4"]
     main(given)
     results = (game / "out" / "results.json").read_text()
@@ -189,10 +179,8 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
     check_refused("tasks")
     (game / "tasks.jsonl").write_text(tasks)
     weights = load_file(model / "model.safetensors")
-    name = next(iter(weights))
-    changed = weights[name].clone()
-    changed.view(-1)[-1] += 1
-    save_file({**weights, name: changed}, model / "model.safetensors", metadata={"format": "pt"})
+    next(iter(weights.values())).view(-1)[-1] += 1
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     check_refused("weights")
     with pytest.raises(ValueError, match="nosuch"):  # nothing is deleted for a model that cannot be loaded
         main([*given, "--overwrite", "--chat-template-kwargs", '{"nosuch": 1}'])
@@ -203,18 +191,14 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
         main([*given, "--overwrite"])
 
 
-# -- as it was trained ------------------------------------------------------------------------------------------------
-
-
 def completions(path):
-    return [
-        [(step.observation, step.completion, step.action, step.valid) for step in t.steps] for t in read_jsonl(path)
-    ]
+    fields = ("observation", "completion", "action", "valid")
+    return [[[getattr(step, name) for name in fields] for step in t.steps] for t in read_jsonl(path)]
 
 
 def evaluated(tmp_path, *more):
     """Evaluate the run in `out`: where its trajectories are."""
-    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1", *more])
+    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1", "--batch-size", "8", *more])
     (path,) = (tmp_path / "evaluations").glob("*/trajectories/direct-0.jsonl")
     return path
 
@@ -240,14 +224,13 @@ def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, 
     trainer.save_model(trainer.args.output_dir)
     monkeypatch.chdir(tmp_path)
     theirs = completions(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")
-    path = evaluated(tmp_path, "--batch-size", "8")
+    path = evaluated(tmp_path)
     assert completions(path) == theirs and any(len(steps) > 1 for steps in theirs)
     settings = strict(path.parents[1] / "settings.json")
     assert (settings["max_turns"], settings["history_length"], settings["max_completion_length"]) == (6, 1, 12)
-    assert settings["precision"] == {
-        "dtype": "bfloat16" if kind == "half weights" else "float32",
-        "autocast": "bfloat16" if kind == "mixed precision" else None,
-    }
+    weights, forward = kind == "half weights", kind == "mixed precision"
+    precision = {"dtype": "bfloat16" if weights else "float32", "autocast": "bfloat16" if forward else None}
+    assert settings["precision"] == precision
     rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS], "where the viewer looks for kinds of tasks"
     agent = load_agent(tmp_path / "out")
@@ -256,19 +239,17 @@ def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, 
     if kind in ("mixed precision", "adapter of half weights"):
         others.append(("--engine-options", '{"dtype": "auto"}'))
     for other in others:
-        changed = completions(evaluated(tmp_path, "--batch-size", "8", "--overwrite", *other))
-        assert changed != theirs, "the options decide"
+        assert completions(evaluated(tmp_path, "--overwrite", *other)) != theirs, "the options decide"
 
 
 def test_keys_are_written_into_no_file(game, server):
-    (game / "game.py").write_text(
-        GAME.replace("def reset(", "def __init__(self, api_key):\n        pass\n\n    def reset(")
-    )
-    main(served(game, server, "--environment-options", '{"api_key": "SECRET"}'))
+    made = "def __init__(self, api_key):\n        pass\n\n    def reset("
+    (game / "game.py").write_text(GAME.replace("def reset(", made))
+    served(game, server, "--environment-options", '{"api_key": "SECRET"}')
     for name in ("settings.json", "results.json"):
         text = (game / "out" / name).read_text()
         assert "api_key" in text and "SECRET" not in text
-    main(served(game, server, "--environment-options", '{"api_key": "SECRET-2"}'))
+    served(game, server, "--environment-options", '{"api_key": "SECRET-2"}')
 
 
 def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch):
@@ -284,9 +265,6 @@ def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch)
     assert calls == [3, 1]
     main(flags(game, *flagged, "--max-prompt-length", 20, "--overwrite"))
     assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}], "as in training"
-
-
-# -- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,7 +286,7 @@ def test_bad_tasks_are_refused_before_a_model_is_asked(game, server, tasks):
     if tasks is not None:
         (game / "other.jsonl").write_text(tasks)
     with refused("Game.reset" if tasks and "numbr" in tasks else "tasks"):
-        main(served(game, server, tasks="other.jsonl"))
+        served(game, server, tasks="other.jsonl")
     assert server.asked == []
 
 
@@ -317,14 +295,13 @@ def test_servers_and_models_that_cannot_be_asked(game, server, monkeypatch):
         main([*flags(game), "--model", str(game)])
     server.key = "right"
     with refused("base_url"):
-        main(served(game, server))
-    without_retries = partial(ServerChat, max_retries=0)
-    monkeypatch.setattr("g2po_trl.evaluation.evaluate.ServerChat", without_retries)
+        served(game, server)
+    monkeypatch.setattr("g2po_trl.evaluation.evaluate.ServerChat", partial(ServerChat, max_retries=0))
     nowhere = flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
     with refused("base_url"):
         main([*nowhere, "--overwrite"])
     monkeypatch.setenv("MY_KEY", "right")
-    main([*served(game, server), "--key-variable", "MY_KEY"])  # where nothing was played, nothing is in the way
+    served(game, server, "--key-variable", "MY_KEY")  # where nothing was played, nothing is in the way
     with refused("output") as other:
         main(nowhere)
     assert other.value.value.keys() == {"base_url"}
@@ -334,9 +311,8 @@ def test_ctrl_c_ends_requests_to_a_silent_server(game):
     pytest.importorskip("openai")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        process = programs.start(
-            "-m", "g2po_trl", "evaluate", *flags(game, "--base-url", url, "--model", "m"), stdout=game / "log"
-        )
+        asked = flags(game, "--base-url", url, "--model", "m")
+        process = programs.start("-m", "g2po_trl", "evaluate", *asked, stdout=game / "log")
         silent.settimeout(120)
         connection, _ = silent.accept()
         process.send_signal(signal.SIGINT)

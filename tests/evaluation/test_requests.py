@@ -76,6 +76,7 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
     tasks = TASKS.get(kind, SEEDS)
     args = make_config(tmp_path / "out", **options)
     trainer = G2POTrainer(str(model), args, tasks, tasks, **how)
+    ended = []
     try:
         trainer.train()
         trainer.evaluate()
@@ -86,27 +87,25 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         theirs[1.0] = trainer.panels.play_all([dict(row) for row in tasks], 1.0)[0]
     finally:
         trainer.close()
-    history = {"agent": "window", "tools": "conversation"}.get(kind, kind)
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["play"]["history"] == history
-    ended = []
     for temperature, trajectories in theirs.items():
         if temperature:
-            monkeypatch.setattr(
-                "g2po_trl.evaluation.evaluate.make_chat_model",
-                lambda args: EngineChat(SeededEngine(trainer.processing_class), 4096),
-            )
+            chat = EngineChat(SeededEngine(trainer.processing_class), 4096)
+            monkeypatch.setattr("g2po_trl.evaluation.evaluate.make_chat_model", lambda options, chat=chat: chat)
             monkeypatch.setattr(SeededEngine, "close", lambda engine: ended.append(engine))
         output = tmp_path / f"evaluation-{temperature}"
         given = ["--model", str(tmp_path / "out"), "--temperature", str(temperature), "--output", str(output)]
         main([*given, "--num-environment-workers", "1"])
-        assert len(ended) == (temperature > 0), "a model in this process ends with the evaluation"
         ours = list(read_jsonl(output / "trajectories" / "direct-0.jsonl"))
         ours.sort(key=lambda trajectory: trajectory.info["panel_index"])
         assert played(ours) == played(trajectories)
         assert [t.info["prompt_tokens"] for t in ours] == [sum(len(s.prompt_ids) for s in t.steps) for t in ours]
+    assert len(ended) == 1, "a model in this process ends with the evaluation"
     assert any(len(t.steps) > 1 for t in ours) and len({t.steps[0].completion for t in ours}) > 1
-    settings = json.loads((output / "settings.json").read_text())
-    assert settings["history"] == history
+    settings, run = (
+        json.loads(path.read_text()) for path in (output / "settings.json", tmp_path / "out" / "run.json")
+    )
+    history = {"agent": "window", "tools": "conversation"}.get(kind, kind)
+    assert settings["history"] == run["play"]["history"] == history
     if kind == "agent":
         assert settings["environment_options"]["agent"]["import"].endswith("letters")
 
@@ -128,19 +127,21 @@ def server():
         yield server
 
 
-def served(server, tmp_path, rows, *more):
-    tasks = tmp_path / "rows.jsonl"
-    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--model", "m", "--base-url", server.url, "--tasks", str(tasks), "--output", str(tmp_path / "out")]
-    main([*given, "--num-environment-workers", "1", *more])
-    return list(read_jsonl(tmp_path / "out" / "trajectories" / "direct-0.jsonl"))
+@pytest.fixture
+def served(server, tmp_path):
+    def play(row, *more):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        given = ["--model", "m", "--base-url", server.url, "--tasks", str(tmp_path / "rows.jsonl")]
+        main([*given, "--output", str(tmp_path / "out"), "--num-environment-workers", "1", *more])
+        (trajectory,) = read_jsonl(tmp_path / "out" / "trajectories" / "direct-0.jsonl")
+        assert (trajectory.outcome, trajectory.reward) == ("success", 10.0)
+        return trajectory
+
+    return play
 
 
-def test_tool_class_with_a_server_uses_its_tool_calls(server, tmp_path):
-    (trajectory,) = served(
-        server, tmp_path, [{"code": "12", "prompt": "Open."}], "--environment", f"{Safe.__module__}:Safe"
-    )
-    assert (trajectory.outcome, trajectory.reward, len(trajectory.steps)) == ("success", 10.0, 3)
+def test_tool_class_with_a_server_uses_its_tool_calls(server, served):
+    trajectory = served({"code": "12", "prompt": "Open."}, "--environment", f"{Safe.__module__}:Safe")
     assert {tool["function"]["name"] for tool in server.asked[0]["tools"]} == {"turn", "listen"}
     first, call, result, _, last = server.asked[2]["messages"]
     assert first == {"role": "user", "content": "Open.The safe is locked."}
@@ -153,9 +154,8 @@ def test_tool_class_with_a_server_uses_its_tool_calls(server, tmp_path):
     assert trajectory.info["prompt_tokens"] == 21 and trajectory.steps[0].completion == 'turn({"digit": 1})'
 
 
-def test_agent_with_a_server_gets_what_it_asks_for(server, agent, tmp_path):
-    (trajectory,) = served(server, tmp_path, [{"seed": 4}], "--agent", str(agent), "--max-completion-length", "50")
-    assert (trajectory.outcome, trajectory.reward) == ("success", 10.0)
+def test_agent_with_a_server_gets_what_it_asks_for(server, agent, served):
+    trajectory = served({"seed": 4}, "--agent", str(agent), "--max-completion-length", "50")
     assert [body.get("stop") for body in server.asked] == [None, ["k", "t"]]
     assert [body["max_tokens"] for body in server.asked] == [9, 9], "the smaller one"
     assert [m["content"] for m in server.asked[1]["messages"]] == ["hall 4", "a key", "kitchen"]

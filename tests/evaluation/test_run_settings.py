@@ -21,12 +21,10 @@ from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_object, describe_prompt
 from g2po_trl.utils.json import write_json_lines
 
-PLAY = {
-    **{"max_turns": 3, "history_length": 1, "max_prompt_length": None, "max_completion_length": 9, "top_k": 0},
-    **{"stop_sequences": None, "chat_template_kwargs": None, "repetition_penalty": 1.0, "min_p": None},
-    **{"environment_reset_timeout": 7.0, "environment_step_timeout": 8.0, "environment_variables": None},
-    **{"temperature": 0.7, "top_p": 0.9, "environment_load_timeout": 9.0},
-}
+PLAY = {"max_turns": 3, "history_length": 1, "max_prompt_length": None, "max_completion_length": 9, "top_k": 0}
+PLAY |= {"stop_sequences": None, "chat_template_kwargs": None, "repetition_penalty": 1.0, "min_p": None}
+PLAY |= {"environment_reset_timeout": 7.0, "environment_step_timeout": 8.0, "environment_variables": None}
+PLAY |= {"temperature": 0.7, "top_p": 0.9, "environment_load_timeout": 9.0}
 RUN = {"trainer": {}, "play": PLAY, "prompt": {"first": "x"}, "environment": {"import": "games:Game"}}
 
 
@@ -107,23 +105,20 @@ def treasure(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], {"max_episode_seconds": 5.0, "environment_step_timeout": 8.0, "environment_variables": ["A_KEY"]}),
-        ([], {"generation_kwargs": {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}}),
-        (["--generation-kwargs", "{}"], {"generation_kwargs": {}}),  # flags win
-        (
-            ["--temperature", "0.1", "--stop-sequences", "x"],
-            {"temperature": 0.1, "stop_sequences": ["x"], "top_p": 0.9},
-        ),
+        ("", {"max_episode_seconds": 5.0, "environment_step_timeout": 8.0, "environment_variables": ["A_KEY"]}),
+        ("", {"generation_kwargs": {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}}),
+        ("--generation-kwargs {}", {"generation_kwargs": {}}),  # flags win
+        ("--temperature 0.1 --stop-sequences x", {"temperature": 0.1, "stop_sequences": ["x"], "top_p": 0.9}),
         # Another agent has its own prompts and lengths, and completions of another form.
-        (["--agent", "react"], {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_turns": None, "prompt": None}),
-        (["--agent", "react"], {"environment_variables": ["A_KEY"], "max_completion_length": 512}),
-        (["--environment", "alfworld"], {"prompt": None, "tasks": None, "temperature": 0.4}),
+        ("--agent react", {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_turns": None, "prompt": None}),
+        ("--agent react", {"environment_variables": ["A_KEY"], "max_completion_length": 512}),
+        ("--environment alfworld", {"prompt": None, "tasks": None, "temperature": 0.4}),
     ],
 )
 def test_what_decides_how_a_run_plays_is_taken_from_it(treasure, given, expected):
     play = {"vllm_structured_outputs_regex": "<a>.*</a>", "environment_variables": ["A_KEY"]}
     Path("run/run.json").write_text(json.dumps(treasure | {"play": treasure["play"] | play}))
-    args = options_of(["--model", "run", *given])[0]
+    args = options_of(["--model", "run", *given.split()])[0]
     assert {name: getattr(args, name) for name in expected} == expected
     Path("run/run.json").write_text('{"started": "by another program"}')
     assert options_of(["--model", "run", "--environment", "alfworld"])[0].temperature == 0.4, "no run"
@@ -148,17 +143,14 @@ def test_the_runs_environment_has_several_names_and_anothers_of_the_same_name_is
     assert args.tasks == places.get(name, tmp_path / "run" / "panels" / "eval.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ([], ["its prompt", "--temperature 0.7", '--generation-kwargs {"no_repeat_ngram_size": 2}']),
-        (["--temperature", "0"], ["--max-turns 3", "--temperature 0.0 (the run: 0.7)"]),
-    ],
-)
-def test_a_line_says_what_is_taken_from_a_run(treasure, given, told):
-    line = describe_settings(*options_of(["--model", "run", *given]))
-    assert line.startswith(f"From {Path('run').resolve()}: ") and all(text in line for text in told)
-    assert ("(the run" in line) == bool(given)
+def test_a_line_says_what_is_taken_from_a_run(treasure):
+    def told(*given):
+        return describe_settings(*options_of(["--model", "run", *given]))
+
+    own = ["its prompt", "--temperature 0.7", '--generation-kwargs {"no_repeat_ngram_size": 2}']
+    assert told().startswith(f"From {Path('run').resolve()}: ") and all(text in told() for text in own)
+    changed = told("--temperature", "0")
+    assert "--max-turns 3" in changed and "--temperature 0.0 (the run: 0.7)" in changed and "(the run" not in told()
     assert describe_settings(*options_of(["--model", "m", "--environment", "game.py:Other"])) is None, "no run"
 
 
@@ -200,16 +192,16 @@ def test_an_environment_that_was_moved_is_asked_for_and_the_runs_settings_stay(m
     place = f"{moved}/games/game.py"
     (moved / "games").mkdir()
     (moved / "game.py").rename(place)
-    for run in ("x", "agent"):
+    for run, asked in (("x", {"environment": place}), ("agent", {"agent": place})):
         with refused("environment"):
             evaluation_of(moved / "runs" / run)
-    forget()
-    args = evaluation_of(moved / "runs" / "x", environment=place)
-    assert (args.max_turns, args.tasks) == (3, moved / "runs/x/panels/eval.jsonl")
-    assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
-    args = evaluation_of(moved / "runs" / "agent", agent=place)
-    assert args.environment_options["agent"] == {"import": f"{place}:solve"}
-    assert (args.max_turns, args.tasks) == (3, moved / "runs/agent/panels/eval.jsonl")
+        forget()
+        args = evaluation_of(moved / "runs" / run, **asked)
+        assert (args.max_turns, args.tasks) == (3, moved / "runs" / run / "panels/eval.jsonl")
+        if run == "x":
+            assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
+        else:
+            assert args.environment_options["agent"] == {"import": f"{place}:solve"}
 
 
 def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
