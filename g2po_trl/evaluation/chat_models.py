@@ -8,7 +8,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,15 @@ from ..engines.sampling import Sampling, derived_seed
 from ..engines.transformers import TransformersEngine
 from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
-from ..prompts.images import ImageEncoder, ImageInputs, load_processor
+from ..prompts.images import ImageEncoder, ImageInputs, load_processing_class, load_processor
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
+from ..utils.adapters import adapter_of, load_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import import_extra
 from ..utils.json import write_json
 from ..utils.options import require
-from .checkpoints import load_model, load_tokenizer
+from ..utils.trl_compat import create_model_from_path
 
 # Words in servers' errors about conversations that exceed the model's context.
 _TOO_LONG = ("context_length", "context length", "context size", "context window", "maximum context")
@@ -85,6 +88,30 @@ class SeededEngine(TransformersEngine):
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(derived_seed(*(seeds or ())))
             return super().generate(prompts, sampling, **more)
+
+
+def load_model(model: str, revision: str | None = None, **kwargs: Any):
+    """Return the model of a checkpoint, or of an adapter on its base model, from a folder or the Hub, as TRL loads it.
+
+    `kwargs` are passed to `from_pretrained`; an adapter's configuration has the `revision` of its base. Raises
+    `G2POError` if an adapter does not name its base, or does not fit it.
+    """
+    if (adapter := adapter_of(model, revision)) is not None:
+        return load_adapter(adapter, partial(create_model_from_path, **kwargs), revision)
+    return create_model_from_path(model, revision=revision, **kwargs)
+
+
+def load_tokenizer(model: str, loaded: Any):
+    """Return the tokenizer, padded on the left, or the processor of images and text of a model from `load_model`.
+
+    An adapter without one has that of the folder above it, its run's, or of its base.
+    """
+    adapter = getattr(loaded, "active_peft_config", None)
+    places = [model] if adapter is None else [model, str(Path(model).parent), adapter.base_model_name_or_path]
+    for place in places[:-1]:
+        with suppress(OSError, ValueError):
+            return load_processing_class(place, padding_side="left")
+    return load_processing_class(places[-1], padding_side="left")
 
 
 def load_local(

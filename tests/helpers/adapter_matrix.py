@@ -35,7 +35,7 @@ from transformers import (
 
 from g2po_trl import G2POError
 from g2po_trl.engines import adapter_weights
-from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.evaluation.chat_models import load_model
 
 LAYERS = {"target_modules": ["q_proj", "v_proj", "down_proj"]}
 KINDS = {

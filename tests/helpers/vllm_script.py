@@ -33,8 +33,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POTrainer
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import load_vllm
-from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.evaluation.chat_models import load_model, load_vllm
 from g2po_trl.prompts.conversation import normalize_messages
 from g2po_trl.utils.images import as_picture
 
