@@ -19,7 +19,7 @@ from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe_files import RECIPES
 from g2po_trl.engines.base import Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.evaluation.chat_models import load_model
 from g2po_trl.prompts.images import load_processing_class, reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.teach import sft

@@ -9,8 +9,8 @@ from refusals import refused
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl.evaluation.chat_models import load_local
-from g2po_trl.evaluation.checkpoints import load_model, weights_hash
+from g2po_trl.evaluation.chat_models import load_local, load_model
+from g2po_trl.evaluation.checkpoints import weights_hash
 from g2po_trl.runs.run_json import find_run
 
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 from trl.trainer.utils import create_model_from_path
 
-from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.evaluation.chat_models import load_model
 from g2po_trl.utils.adapters import load_adapter_to_train
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
