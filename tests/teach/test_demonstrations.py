@@ -44,29 +44,24 @@ def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, max_tu
         return Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)[0]
 
 
-def in_corridors(expert, lengths, answer=carried_answer, **options):
+def in_corridors(expert, lengths, **options):
     """Episodes of corridors of these lengths, by an expert."""
-    return play(
-        partial(ExpertEnvironment, Corridor, expert), episodes([{"length": n} for n in lengths]), answer, **options
-    )
+    tasks = episodes([{"length": length} for length in lengths])
+    return play(partial(ExpertEnvironment, Corridor, expert), tasks, carried_answer, **options)
 
 
 PLAIN = PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)
 CHAT = {"history": "conversation"}
-SAFE, TALK_TO_SAFE = (
-    text_environment_factory(Safe, EpisodeLimits(6), history) for history in ("window", "conversation")
-)
+NATIVE_CHAT = {**CHAT, "tokenizer": tokenizer_of("qwen2_5")}
+SAFE = text_environment_factory(Safe, EpisodeLimits(6))
+TALK_TO_SAFE = text_environment_factory(Safe, EpisodeLimits(6), "conversation")
 GAMES = {
     "window": (Corridor, {"length": 3}, {}),
     "conversation": (Corridor, {"length": 3}, CHAT),
     "plain": (Corridor, {"length": 2}, {"template": PLAIN}),
     "tools in prose": (TALK_TO_SAFE, {"code": "12"}, CHAT),
     "tools in a window": (SAFE, {"code": "12"}, {"template": TOOL_PROMPT}),
-    "native tools": (
-        TALK_TO_SAFE,
-        {"code": "12", "prompt": "Open it. "},
-        {**CHAT, "tokenizer": tokenizer_of("qwen2_5")},
-    ),
+    "native tools": (TALK_TO_SAFE, {"code": "12", "prompt": "Open it. "}, NATIVE_CHAT),
 }
 
 
