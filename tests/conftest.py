@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -149,30 +150,11 @@ def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
 
 
 @pytest.fixture
-def make_ppo(tmp_path, tiny_model_dir):
-    """Function that makes a PPO trainer with the tiny model and output in tmp_path/out; closes what it made."""
-    from letter_environment import LETTER_PROMPT, LetterEnvironment
-    from letter_trainer import TASKS, make_config
-
+def make_ppo(make_trainer):
+    """`make_trainer` of a PPO trainer."""
     from g2po_trl import PPOConfig, PPOTrainer
 
-    made = []
-
-    def make(environment=None, model=None, output="out", **options):
-        made.append(
-            PPOTrainer(
-                str(model or tiny_model_dir),
-                make_config(tmp_path / output, PPOConfig, **options),
-                train_dataset=TASKS,
-                environment_factory=environment or LetterEnvironment,
-                prompt_template=LETTER_PROMPT,
-            )
-        )
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
+    return partial(make_trainer, trainer_class=PPOTrainer, config_class=PPOConfig)
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,8 @@ def make_letter_trainer(
     advantage_fn=None,
     key_function=None,
     dataset=TASKS,
+    trainer_class=G2POTrainer,
+    config_class=G2POConfig,
     **options,
 ):
     """`model`: a folder or an object; `key_function`: the trainer's `state_key`.
@@ -49,9 +51,9 @@ def make_letter_trainer(
     `options` are the other arguments of `G2POTrainer`, and fields of `G2POConfig`.
     """
     others = {name: options.pop(name) for name in ARGUMENTS if name in options}
-    return G2POTrainer(
+    return trainer_class(
         str(model) if isinstance(model, (str, Path)) else model,
-        make_config(output_dir, **options),
+        make_config(output_dir, config_class, **options),
         dataset,
         environment_factory=environment,
         prompt_template=LETTER_PROMPT,

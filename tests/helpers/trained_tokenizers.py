@@ -1,6 +1,6 @@
 """Tokenizers of several kinds, trained on two lines."""
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = [
@@ -9,12 +9,8 @@ CORPUS = [
 ] * 5
 
 
-def words_of(expression=None, prefix_space=False):
-    """Pre-tokenizers of bytes, GPT-2's expression without one of their own."""
-    if expression is None:
-        return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    split = pre_tokenizers.Split(Regex(expression), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def words_of(prefix_space=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
 
 
 def trained(pre_tokenizer, normalizer=None, added=()):
@@ -23,9 +19,8 @@ def trained(pre_tokenizer, normalizer=None, added=()):
         tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(list(added))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import vision_models
 from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_config, played_in
+from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, played_in
 from peft import LoraConfig
 from PIL import Image
 from vision_models import DrawnLetterEnvironment, by_hand, drawing
@@ -113,11 +113,10 @@ def test_what_reads_text_alone_is_refused_before_any_work(make_trainer):
         make_trainer(DrawnLetterEnvironment, model=model, processing_class=processor)
 
 
-def test_who_cannot_take_images_says_so_before_the_first_rollout(tmp_path):
-    model, processor = vision_models.build("Qwen2.5-VL")
-    args = make_config(tmp_path, PPOConfig, max_turns=3)
+def test_who_cannot_take_images_says_so_before_the_first_rollout(make):
     with pytest.raises(G2POError, match="the critic of PPO reads text alone"):
-        PPOTrainer(model, args, TASKS, None, DrawnLetterEnvironment, LETTER_PROMPT, processing_class=processor)
+        make("Qwen2.5-VL", trainer_class=PPOTrainer, config_class=PPOConfig)
+    processor = vision_models.qwen()[0]
     seen = Observation("a", images=[as_picture(drawing(1))])
     sharded = TransformersEngine(processor.tokenizer, [1], None, is_collective=True)
     sharded.read_images(processor)

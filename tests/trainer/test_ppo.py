@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from letter_environment import LETTER_PROMPT, LetterEnvironment, SuicidalEnvironment
-from letter_trainer import TASKS, logged, make_config, played_in
+from letter_environment import SuicidalEnvironment
+from letter_trainer import logged, played_in
 from refusals import refused
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Model
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2Model
 
-from g2po_trl import Observation, PPOConfig, PPOTrainer, StepResult, TextEnvironment
+from g2po_trl import G2POConfig, Observation, PPOConfig, StepResult, TextEnvironment
 from g2po_trl.ppo.critic import Critic, clipped_value_loss
 from g2po_trl.ppo.gae import gae, whiten
 
@@ -185,14 +185,12 @@ def test_bad_options_are_refused(options, tmp_path):
         PPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-def test_what_ppo_cannot_train_is_refused(tiny_model_dir, tmp_path):
+def test_what_ppo_cannot_train_is_refused(make_ppo, tiny_model_dir):
     with pytest.raises(TypeError, match="PPOConfig"):
-        PPOTrainer(str(tiny_model_dir), make_config(tmp_path))
-    args = make_config(tmp_path, PPOConfig, beta=0.0)
-    parts = (args, TASKS, None, LetterEnvironment, LETTER_PROMPT)
+        make_ppo(config_class=G2POConfig)
     with refused("advantage_fn"):
-        PPOTrainer(str(tiny_model_dir), *parts, lambda graph: graph.returns)
+        make_ppo(advantage_fn=lambda graph: graph.returns)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     model.config._name_or_path = model.name_or_path = ""
-    with pytest.raises(ValueError, match="critic_model_name_or_path"):
-        PPOTrainer(model, *parts, processing_class=AutoTokenizer.from_pretrained(tiny_model_dir))
+    with refused("critic_model_name_or_path"):
+        make_ppo(model=model, beta=0.0)

@@ -230,19 +230,12 @@ def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
 
 
 def test_arguments_of_a_recipe(tmp_path, own):
-    (tmp_path / "mine.yaml").write_text("gamma: 0.5\nbeta: 0.25\n")
-    types = load_recipe("environment").types
-
-    def cpu(given):
-        return {"use_cpu": True, "bf16": False, "beta": 0.75}
-
-    for flags in (["--config", "mine.yaml"], ["--config=mine.yaml"]):
-        script, args, model = parse_arguments(types, None, cpu, [*own, "--use_peft", "--lora_r", "3", *flags])
-        assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("tasks.jsonl", 0.5, 0.25, 3)
-        assert args.model_init_kwargs["dtype"] == "float32", "of the model's arguments"
-    assert parse_arguments(types, "mine.yaml", cpu, [*own, "--beta", "0"])[1].beta == 0
-    assert parse_arguments(types, None, cpu, own)[1].beta == 0.75
-    parse_arguments(types, argv=[*own, "--lora_r", "3", "--use_peft", "false"])  # given as off: a decision
+    (tmp_path / "mine.yaml").write_text("gamma: 0.5\n")
+    types, flags = load_recipe("environment").types, [*own, "--use_cpu", "true", "--bf16", "false", "--lora_r", "3"]
+    script, args, model = parse_arguments(types, argv=[*flags, "--use_peft", "--config", "mine.yaml"])
+    assert (script.tasks, args.gamma, model.lora_r) == ("tasks.jsonl", 0.5, 3)
+    assert args.model_init_kwargs["dtype"] == "float32", "of the model's arguments"
+    parse_arguments(types, argv=[*flags, "--use_peft", "false"])  # given as off: a decision
 
 
 @pytest.mark.parametrize(
