@@ -44,15 +44,11 @@ def speaker(task, client):
     return float("a" <= said[:1].lower() <= "m")
 
 
-ROWS = [
-    {"environment": name, **columns}
-    for number in range(4)
-    for name, columns in (
-        ("lamp", {"seed": number}),
-        ("shop", {"goal": f"mug {number}", "prompt": "Buy it."}),
-        ("speaker", {"question": f"why {number}"}),
-    )
-]
+ROWS = []
+for number in range(4):
+    ROWS.append({"environment": "lamp", "seed": number})
+    ROWS.append({"environment": "shop", "goal": f"mug {number}", "prompt": "Buy it."})
+    ROWS.append({"environment": "speaker", "question": f"why {number}"})
 
 
 def table(rows):

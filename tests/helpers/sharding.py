@@ -6,14 +6,8 @@ import os
 
 import torch
 
-ZERO = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_allow_untested_optimizer": True,
-    "zero_force_ds_cpu_optimizer": False,
-}
+ZERO = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False, "gradient_clipping": "auto"}
+ZERO |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 
 
 def prepare(sharding: str, bf16: bool = False) -> dict:
@@ -77,10 +71,7 @@ def gradient_bytes(model: torch.nn.Module) -> int:
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             for group in module._get_fsdp_state()._fsdp_param_groups:
-                for param in group.fsdp_params:
-                    held += [
-                        param.unsharded_accumulated_grad,
-                        getattr(param, "_unsharded_param", param.sharded_param).grad,
-                    ]
+                held += [param.unsharded_accumulated_grad for param in group.fsdp_params]
+                held += [getattr(param, "_unsharded_param", param.sharded_param).grad for param in group.fsdp_params]
     whole = {id(grad): getattr(grad, "_local_tensor", grad).nbytes for grad in held if grad is not None}
     return sum(whole.values())
