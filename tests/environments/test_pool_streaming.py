@@ -2,12 +2,10 @@
 
 import fcntl
 import os
-import random
 import signal
 import termios
 import time
 from array import array
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -180,42 +178,6 @@ def test_the_same_answers_whatever_the_workers_and_as_of_reset_and_step():
             played += [synchronous, streamed]
     assert all(one == played[0] for one in played)
     assert [[answers[-1].terminated, answers[-1].reward] for answers in played[0]] == [[True, 10.0]] * 5
-
-
-@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.slow)])
-def test_every_episode_is_accounted_for_when_three_in_ten_fail(number):
-    """Slots are filled again as soon as they are free."""
-    rng = random.Random(number)
-    faults = ["raise", "exit", "hang"] * (number // 10)
-    faults = faults[: number * 3 // 10] + [""] * (number - number * 3 // 10)
-    rng.shuffle(faults)
-    turns = [rng.randint(0, 4) for _ in faults]  # when it happens; 0: in reset
-    ended, playing, left = {}, {}, list(range(number))
-
-    with EnvironmentPool(Nameless, PoolLimits(2, 1, 1, environment_load_timeout=60)) as pool:
-        while left or playing:
-            free = min(12 - len(playing), len(left))
-            new = [left.pop(0) for _ in range(free)]
-            early = {e: "" if turns[e] else faults[e] for e in new}
-            tasks = [{"name": str(e), "length": 5, "fault": early[e], "seconds": 0.01} for e in new]
-            for slot, episode in zip(pool.begin(tasks, [e // 4 for e in new]), new):
-                assert slot not in playing
-                playing[slot] = (episode, 0)
-            for slot, answer in pool.receive(timeout=None).items():
-                episode, turn = playing[slot]
-                if not hasattr(answer, "kind"):
-                    assert texts({0: answer})[0] == (f"{episode} go" if turn else f"{episode} begins")
-                if hasattr(answer, "kind") or getattr(answer, "terminated", False):
-                    ended[episode] = getattr(answer, "kind", f"ended after {turn}")
-                    del playing[slot]
-                else:
-                    playing[slot] = (episode, turn + 1)
-                    pool.send({slot: faults[episode] if faults[episode] and turns[episode] == turn + 1 else "go"})
-        assert pool.receive(timeout=None) == {} and pool.replayed > 0
-    expected = {"": "ended after 5", "raise": "exception", "exit": "crash", "hang": "timeout"}
-    others = {episode: kind for episode, kind in ended.items() if kind != expected[faults[episode]]}
-    print(dict(Counter(ended.values())), "otherwise than by their own fault:", others)
-    assert len(ended) == number and len(others) <= 0.1 * number
 
 
 def test_tasks_that_cannot_be_reset_are_not_tried_for_ever(pool):
