@@ -97,7 +97,7 @@ def import_file(path: str | Path) -> ModuleType:
 
 
 def resolve_environment_name(name: str) -> str:
-    """Return the full name of an environment, `/folder/file.py:Class`, of a file with one; other names unchanged."""
+    """Return `/folder/file.py:Class` for an environment's file, also without the class; other names unchanged."""
     return _resolve(name, _is_environment, "environment", "TextEnvironment")
 
 

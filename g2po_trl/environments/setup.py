@@ -83,7 +83,7 @@ def prompt_template_of(environment_factory: Callable, given: Any = None) -> Prom
         remedy = f"the environments of this run are {', '.join(environments)}"
         require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
         templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
-        return PromptTemplates.of_environments(templates)
+        return PromptTemplates(**vars(next(iter(templates.values()))), by_environment=templates)
     made, _ = bound_environment(environment_factory)
     own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
     default = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT

@@ -30,10 +30,6 @@ class PromptTemplates(PromptTemplate):
 
     by_environment: Mapping[str, PromptTemplate] = field(default_factory=dict)
 
-    @classmethod
-    def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
-        return cls(**vars(next(iter(templates.values()))), by_environment=templates)
-
     def of(self, environment: str | None) -> PromptTemplate:
         return self.by_environment[environment]
 

@@ -96,8 +96,7 @@ def plain(dataset: Any) -> Any:
         return dataset
     if COLUMN in dataset.column_names:
         return dataset.with_transform(_decoded)
-    every_column = dataset.format["output_all_columns"]
-    return dataset.with_format(None, columns=None if every_column else dataset.format["columns"])
+    return dataset.with_format(None, columns=dataset.format["columns"])
 
 
 def task_id_of(task: Mapping[str, Any]) -> str:

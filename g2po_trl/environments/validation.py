@@ -143,8 +143,6 @@ def _require(valid: bool, where: str, field: str | None, value: Any, wanted: str
 def _plain_text(value: Any, where: str, name: str) -> str:
     field = f"Observation.{name}"
     _require(isinstance(value, str), where, field, value, "a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        _require(False, where, field, value, 'valid unicode, as text.encode("utf-8", "replace").decode()')
+    is_unicode = value.isascii() or value.encode("utf-8", "replace").decode() == value
+    _require(is_unicode, where, field, value, 'valid unicode, as text.encode("utf-8", "replace").decode()')
     return str.__str__(value)  # a subclass may not unpickle in the trainer

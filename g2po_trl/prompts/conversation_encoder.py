@@ -1,8 +1,7 @@
 """Token ids of conversations, in which earlier completions keep the ids that the engine sampled.
 
-The next prompt is the last prompt's ids, the completion's ids, and the template's text for the new messages. This
-requires a chat template that renders earlier messages independently of later ones; TRL has such versions of many
-templates. Otherwise the whole conversation is rendered and encoded again.
+The next prompt is the last prompt's ids, the completion's ids, and the template's text for the new messages, if the
+chat template renders earlier messages independently of later ones. Otherwise the whole conversation is encoded again.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def check_call(call: Any) -> dict[str, Any]:
 def split_thought(completion: str, prompt_end: str = "") -> tuple[str, str | None]:
     """Return a completion's thought, and the answer after it, `None` if the thought is not finished.
 
-    A thought that the prompt or the completion opens ends where its tags are balanced; `<think>` may be quoted in it.
-    Without one that is opened, it ends at the last `</think>` outside of calls, whose arguments may have such texts.
+    A thought that the prompt or the completion opens ends where its tags are balanced. Without one that is opened, it
+    ends at the last `</think>` outside of calls, whose arguments may have such texts.
     """
     begun = completion.lstrip().startswith("<think>")
     depth = int(prompt_end.rstrip().endswith("<think>") and not begun)

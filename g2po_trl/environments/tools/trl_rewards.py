@@ -26,8 +26,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
 class TRLEnvironment:
     """Tool methods of an environment, functions as tools, and reward functions, combined as in `GRPOTrainer`.
 
-    Reward functions `(prompts, completions, environments, **columns)` return a list with a number or `None`. Their
-    sum, weighted by `reward_weights`, is added to `get_reward()`. Raises `G2POError` if there is neither, or no tool.
+    The sum of reward functions, weighted, is added to `get_reward()`. Raises `G2POError` without either, or a tool.
     """
 
     def __init__(
@@ -57,10 +56,7 @@ class TRLEnvironment:
     def reward(
         self, prompt: list[Message], completion: list[Message], wait: Callable[[Any], Any]
     ) -> tuple[float, dict[str, float]]:
-        """Return an episode's reward and, if it has several parts, each part by its name.
-
-        Functions are called outside of a running event loop, as by TRL; `wait` returns the result of an awaitable.
-        """
+        """Return an episode's reward and, if it has several parts, each by name; `wait` awaits what they return."""
         given = {name: [value] for name, value in self.columns.items() if name not in _NOT_COLUMNS}
         given |= {} if self.environment is None else {"environments": [self.environment]}
         total, parts = 0.0, {}

@@ -52,10 +52,7 @@ def is_tool_environment(environment_factory: Callable) -> bool:
 
 
 def tool_environment_factory(environment_factory: Callable, max_turns: int, in_window: bool) -> Callable:
-    """Return the factory of a `ToolEnvironment` (`in_window`) or a `ChatToolEnvironment` of a tool-based class.
-
-    Tools are described here: in each worker, this would import torch. Raises `G2POError` for one without types.
-    """
+    """Return the factory of a tool-based class's environment, with its tools described: workers do without torch."""
     made, tools = bound_environment(environment_factory)
     playable = functools.partial(ToolEnvironment if in_window else ChatToolEnvironment, environment_factory, max_turns)
     if made is not None and not inspect.isclass(made):  # what a function makes is known in the worker
@@ -166,10 +163,9 @@ class ToolEnvironment(TextEnvironment):
 
 
 class ChatToolEnvironment(ToolEnvironment):
-    """Wraps an environment with tool methods as a conversation, message by message as in TRL's own rollout.
+    """Wraps an environment with tool methods, as `ToolEnvironment`, as a conversation like TRL's own rollout.
 
-    An observation is a chat request: the row's `prompt` and what `reset` returned, then completions and results of
-    tools. The arguments are those of `ToolEnvironment`.
+    An observation is a chat request: the row's `prompt` and what `reset` returned, then completions and results.
     """
 
     def reset(self, **row) -> Observation:
