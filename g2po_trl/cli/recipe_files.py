@@ -120,21 +120,9 @@ def check_engine(name: str | None) -> None:
 
 
 def check_model(field: str, name: str) -> None:
-    """Raise `G2POError` unless a name is a folder with a model, or is on the Hub or in its cache."""
+    """Raise `G2POError` for a path that is no folder with a model; other names are looked up by loading them."""
     path = Path(name)
-    looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
-    require(path.is_dir() or not looks_like_a_path, field, name, "there is no such folder")
-    if path.is_dir():
-        is_model = (path / "config.json").is_file() or find_adapter(path) is not None
-        require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
-        return
-    from huggingface_hub import model_info, try_to_load_from_cache
-
-    try:
-        files = ("config.json", "adapter_config.json")
-        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
-            model_info(name, timeout=10)  # at once, where loading tries five times
-    except Exception as error:  # of a name that is no id, of the Hub, and of the network
-        reason = str(error).strip().partition("\n")[0]
-        what = f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})"
-        raise G2POError(what, field) from error
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    require(path.is_dir() or not is_path, field, name, "there is no such folder")
+    is_model = not path.is_dir() or (path / "config.json").is_file() or find_adapter(path) is not None
+    require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")

@@ -178,7 +178,6 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
     [
         ("--gpu-memory 0", "gpu_memory"),
         ("--gpu-memory a1000", "--gpu-memory"),
-        ("--mean-turns 5000", "mean_turns"),
         ("--like nowhere", "like"),
         ("--like nowhere --mean-turns 3", "like"),
         ("--max_step 3", "--max_step"),

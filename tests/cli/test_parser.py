@@ -47,23 +47,14 @@ def read(*argv, types=(Options,), **options):
     return parse(types, argv, command="g2po x", **keys)
 
 
-def refused(capsys, *argv, **options):
-    with pytest.raises(SystemExit) as exit_:
-        read(*argv, **options)
-    said = capsys.readouterr().err
-    assert exit_.value.code == 2 and said.startswith("g2po x: error: ") and len(said.splitlines()) == 1
-    return said
-
-
 def test_types_and_spellings():
     found, other, given = read(
         *"here a b --max_turns 3 --learning-rate=1e-3 --serve --no-prompts --seed 4".split(),
         *("--keys", '{"a": 1}', "--task", "{}", "--task", '{"seed": 2}', "--report_to", "none"),
         types=(Options, Other),
     )
-    expected = Options(
-        Path("here"), ["a", "b"], 3, 1e-3, True, False, {"a": 1}, [{}, {"seed": 2}], "none", "transformers"
-    )
+    tasks = [{}, {"seed": 2}]
+    expected = Options(Path("here"), ["a", "b"], 3, 1e-3, True, False, {"a": 1}, tasks, "none", "transformers")
     assert found == expected and other == Other(4)
     assert given == {one.name for one in dataclasses.fields(Options)} - {"engine"} | {"seed"}
     assert read("here", "--report_to", "a", "b")[0].report_to == ["a", "b"]
@@ -79,68 +70,64 @@ def test_truth_values(words, value):
     assert found.serve is value and found.folder == Path("here"), "a flag takes no positional argument"
 
 
-def test_flags_then_file_then_defaults(tmp_path):
-    (file := tmp_path / "a.yaml").write_text("max_turns: 4\nlearning-rate: 1e-5\nserve: true\ntask: [{seed: 1}]\n")
-    found, given = read(
-        "here", "--max-turns", "5", "--config", str(file), defaults=lambda given: {"max_turns": 6, "engine": "vllm"}
-    )
-    assert (found.max_turns, found.learning_rate, found.serve, found.task) == (5, 1e-5, True, [{"seed": 1}])
-    assert found.engine == "vllm" and given == {"folder", "max_turns", "learning_rate", "serve", "task"}
-    (tmp_path / "text.yaml").write_text("more: alone\n")
-    assert read("here", "--config", str(tmp_path / "text.yaml"))[0].more == ["alone"], "a text is a list of one"
+@pytest.fixture
+def file(tmp_path):
+    """Write a.yaml and return the flag that names it."""
+
+    def write(text):
+        (tmp_path / "a.yaml").write_text(text)
+        return "--config", str(tmp_path / "a.yaml")
+
+    return write
+
+
+def test_flags_then_file_then_defaults(file):
+    flags = file("max_turns: 4\nlearning-rate: 1e-5\nserve: true\ntask: [{seed: 1}]\nmore: alone\n")
     of_run = {"max_turns": 7, "engine": "vllm"}
-    found = read(
+    found, given = read("here", "--max-turns", "5", *flags, defaults=lambda given: of_run)
+    assert (found.max_turns, found.learning_rate, found.serve, found.task) == (5, 1e-5, True, [{"seed": 1}])
+    assert found.engine == "vllm" and found.more == ["alone"], "a text is a list of one"
+    assert given == {"folder", "max_turns", "learning_rate", "serve", "task", "more"}
+    found, _ = read(
         "here",
-        config=lambda name, flags: read_config(file),
+        config=lambda name, given: read_config(flags[1]),
         defaults=lambda given: of_run if given["max_turns"] == 4 else {},
-    )[0]
+    )
     assert (found.max_turns, found.engine) == (4, "vllm")
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("scale: false", "scale", False),
-        ("scale: 2.5", "scale", 2.5),
-        ("save: no", "save", "no"),
-        ('push: "false"', "push", False),
-    ],
-)
-def test_a_file_may_have_what_a_library_takes(tmp_path, text, name, value):
-    (tmp_path / "a.yaml").write_text(text)
-    assert getattr(read("--config", str(tmp_path / "a.yaml"), types=(Other,))[0], name) == value
+LIBRARY = [("scale: false", False), ("scale: 2.5", 2.5), ("save: no", "no"), ('push: "false"', False)]
+
+
+@pytest.mark.parametrize(("text", "value"), LIBRARY)
+def test_a_file_may_have_what_a_library_takes(file, text, value):
+    assert getattr(read(*file(text), types=(Other,))[0], text.partition(":")[0]) == value
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text", "told"),
     [
-        ("here --max_turn 3", "did you mean --max-turns?"),
-        ("here --zzz", "--help lists"),
-        ("here --max_turns x", "--max-turns: "),
-        ("here --max_turns 0", "max_turns is 0"),
-        ("here --serve=maybe", "--serve is 'maybe'"),
-        ("here --keys [1]", "--keys: "),
-        ("here --engine vlm", "--engine: "),
-        ("", "FOLDER"),
-        ("here --config none.yaml", "config is 'none.yaml'"),
+        ("here --max_turn 3", None, "did you mean --max-turns?"),
+        ("here --zzz", None, "--help lists"),
+        ("here --max_turns x", None, "--max-turns: "),
+        ("here --max_turns 0", None, "max_turns is 0"),
+        ("here --serve=maybe", None, "--serve is 'maybe'"),
+        ("here --keys [1]", None, "--keys: "),
+        ("here --engine vlm", None, "--engine: "),
+        ("", None, "FOLDER"),
+        ("here --config none.yaml", None, "config is 'none.yaml'"),
+        ("here", "lerning_rate: 1", "did you mean learning_rate?"),
+        *(("here", f"max_turns: {value}", "--max-turns: ") for value in ("many", "true", "1.5", "[1]")),
+        *(("here", text, f"--{text.partition(':')[0]}") for text in ("serve: 3", "keys: [1]", "engine: vlm")),
+        *(("here", text, "a.yaml") for text in ("", "- 1", "a: [1")),
     ],
 )
-def test_what_a_command_line_cannot_have(capsys, words, told):
-    assert told in refused(capsys, *words.split())
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("lerning_rate: 1", "did you mean learning_rate?"),
-        *((f"max_turns: {value}", "--max-turns: ") for value in ("many", "true", "1.5", "[1]")),
-        *((f"{name}: {value}", f"--{name}") for name, value in (("serve", "3"), ("keys", "[1]"), ("engine", "vlm"))),
-        *((text, "a.yaml") for text in ("", "- 1", "a: [1")),
-    ],
-)
-def test_what_a_file_cannot_have(capsys, tmp_path, text, told):
-    (tmp_path / "a.yaml").write_text(text)
-    assert told in refused(capsys, "here", "--config", str(tmp_path / "a.yaml"))
+def test_what_is_refused(capsys, file, words, text, told):
+    with pytest.raises(SystemExit) as exit_:
+        read(*words.split(), *([] if text is None else file(text)))
+    said = capsys.readouterr().err
+    assert exit_.value.code == 2 and said.startswith("g2po x: error: ") and len(said.splitlines()) == 1
+    assert told in said
 
 
 def test_help(capsys):

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
@@ -35,31 +34,22 @@ class EstimateOptions(Request):
     prompt_tokens: float | None = option("mean of a step; default: at most 700", None, within="(0, inf)")
     completion_tokens: float | None = option("mean of a step; default: at most 150", None, within="(0, inf)")
 
-    def episodes(self, plan: Plan) -> Episodes:
-        """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
-        means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
-        means |= {"completion_tokens": self.completion_tokens}
-        means = {name: value for name, value in means.items() if value is not None}
-        require(not (self.like and means), "like", self.like, "leave it out, or the mean turns and tokens")
-        most = plan["max_turns"]
-        require(means.get("turns", 0) <= most, "mean_turns", self.mean_turns, f"set it to at most max_turns, {most}")
-        return Episodes.of_log(load_log(self.like), str(self.like)) if self.like else plan.assumed_episodes(**means)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     help_ = Parser((EstimateOptions,), prog="g2po estimate [TARGET]", description=__doc__).help_with({})
     options = read(argv, "g2po estimate", help_, EstimateOptions)
     script, arguments = resolve(options)
-    sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
-    plan = Plan(recipe_settings(script, arguments), options.num_processes or 1, sharded)
-    memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
-    print(format_plan(plan, options.episodes(plan), memory))
-
-
-def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return every field of a recipe: from the flags, else its configuration, else its default."""
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))["RECIPE"]
     parser = Parser(recipe.types, prog="g2po estimate")
     settings = parser.defaults | parser.read(arguments, config=partial(config_keys, recipe.config, ""))[0]
-    return {**settings, "model_name_or_path": settings["model_name_or_path"] or recipe.model}
+    settings["model_name_or_path"] = settings["model_name_or_path"] or recipe.model
+    sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
+    plan = Plan(settings, options.num_processes or 1, sharded)
+    means = {"turns": options.mean_turns, "prompt_tokens": options.prompt_tokens}
+    means |= {"completion_tokens": options.completion_tokens}
+    means = {name: value for name, value in means.items() if value is not None}
+    require(not (options.like and means), "like", options.like, "leave it out, or the mean turns and tokens")
+    of_run = options.like and Episodes.of_log(load_log(options.like), str(options.like))
+    memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
+    print(format_plan(plan, of_run or plan.assumed_episodes(**means), memory))
