@@ -267,7 +267,7 @@ def test_files_beside_an_environment(folder, tmp_path, monkeypatch):
     ("field", "value"),
     [
         ("chat_template", "none.jinja"),
-        *(("model_name_or_path", name) for name in ("no/such/model", "runs/b", "runs/a", "config.yaml")),
+        *(("model_name_or_path", name) for name in ("no/such/model", "runs/a", "config.yaml")),
         ("critic_model_name_or_path", "./none"),
         ("engine", "vllm"),
     ],
