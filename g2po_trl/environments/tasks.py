@@ -132,7 +132,7 @@ def check_rows(environment_factory, name: str, dataset) -> None:
     from datasets import Dataset  # slow to import, and not needed to read a tasks file
 
     is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0
-    is_written = is_dataset and COLUMN in dataset.column_names  # by `tasks_dataset`
+    is_written = is_dataset and dataset.format["format_kwargs"].get("transform") is _decoded  # by `tasks_dataset`
     remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': 1}])"
     fits = is_written or is_dataset and dataset.format["type"] != "custom"
     require(fits, f"{name}_dataset", dataset, remedy)

@@ -108,6 +108,7 @@ def test_columns_that_no_task_can_have_are_refused(tmp_path):
     pictures = Dataset.from_dict({"picture": [str(tmp_path / "a.png")]})
     for dataset, field in (
         (pictures.with_transform(lambda batch: {"picture": [1]}), "train_dataset"),
+        (tasks_dataset([{"seed": 1}]).with_transform(lambda batch: {"seed": [1]}), "train_dataset"),
         (pictures.cast_column("picture", Image()), "picture"),  # its text differs each time
         (Dataset.from_dict({"self": [1]}), "Anything.reset"),
     ):
