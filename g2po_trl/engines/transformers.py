@@ -12,11 +12,12 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PretrainedConfig,
     PreTrainedTokenizerBase,
     SuppressTokensLogitsProcessor,
 )
 
-from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
+from ..utils.forward_pass import evaluation_mode, rotary_scales, without_cudnn_attention
 from ..utils.options import require
 from ..utils.trl_compat import replaced
 from .base import TEXT_ONLY, Completion, Engine, EngineParts
@@ -172,12 +173,11 @@ class TransformersEngine(Engine):
         images = images or [()] * len(prompts)
         records = self.logprobs and sampling.temperature > 0
         completions: list[Completion] = [None] * len(prompts)
-        batches = self._batches(prompts, sampling.max_completion_length)
-        if not batches:
+        if not prompts and not self.is_collective:
             return completions
         config = self.to_engine(sampling)
         with self.generation_model(config) as model:
-            for rows in batches:
+            for rows in self._batches(prompts, sampling.max_completion_length, model.config):
                 record = SampledLogProbs(sampling.temperature) if records else None
                 asked, shown = [prompts[row] for row in rows], [images[row] for row in rows]
                 new = self._generate(model, config, asked, shown, record)
@@ -221,17 +221,23 @@ class TransformersEngine(Engine):
             record.sampled(output[:, -1])
         return output[: len(prompts), width:].tolist()
 
-    def _batches(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+    def _batches(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, config: PretrainedConfig
+    ) -> list[list[int]]:
         """Return the row numbers of each generate call: sorted by length, bounded in padded tokens.
 
-        Prompts of different lengths need a mask, whose size is bounded too; those of one length need none.
+        Prompts of different lengths need a mask, whose size is bounded too; those of one length need none. A call's
+        longest row decides the rotary scale of some models, so that it has rows of one scale.
         """
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+        ends = [[len(prompts[row]) + more for row in rows] for more in (0, max_new_tokens)]
+        scales = dict(zip(rows, zip(*(rotary_scales(config.get_text_config(), lengths) for lengths in ends))))
         batches = []
         while rows:
             width = len(prompts[rows[0]])
             equal = sum(len(prompts[row]) == width for row in rows)
-            size = min(self.batch_tokens // (width + max_new_tokens), max(equal, _MASK_PLACES // width**2))
+            alike = sum(scales[row] == scales[rows[0]] for row in rows)
+            size = min(alike, self.batch_tokens // (width + max_new_tokens), max(equal, _MASK_PLACES // width**2))
             batches.append(rows[: max(1, size)])
             rows = rows[max(1, size) :]
         if self.is_collective:

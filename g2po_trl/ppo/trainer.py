@@ -101,8 +101,9 @@ class PPOTrainer(G2POTrainer):
         super().__init__(model, args, *arguments, **kwargs)
         require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, "PPO has a critic: leave it out")
         remedy = "every process holds the whole critic: launch it with recipes/accelerate/ddp.yaml, or use G2POTrainer"
-        is_whole = not self.is_partitioned
-        require(is_whole, "distributed_type", str(self.accelerator.distributed_type), remedy)
+        require(not self.is_partitioned, "distributed_type", str(self.accelerator.distributed_type), remedy)
+        is_fixed, remedy = not self.update.layout.scale_of([0])[0], "the critic has one rotary scale: use G2POTrainer"
+        require(is_fixed, "rope_parameters", self.update.layout.config.rope_parameters, remedy)
         engine, images = self.player.actor.engine, self.start_check.sample.images
         engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
         require(not any(images), "images", images, engine.reads_text_because)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,17 +80,23 @@ def branch_attention(module, query, key, value, attention_mask, **options) -> tu
     Takes the place of transformers' functions of these arguments, and as a mask what `no_mask` returned.
     """
     if attention_mask is not None:
-        if attention_mask.ndim:
+        if attention_mask.numel() != 1:
             raise ValueError(f"{type(module).__name__} makes a mask of its own")
         options["sliding_window"] = int(attention_mask)
     of, files = _branches, [sys.modules[kind.__module__] for kind in type(module).__mro__]
     of.attended, file = True, next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     own = file.ALL_ATTENTION_FUNCTIONS.get_interface(of.own, getattr(file, "eager_attention_forward", None))
+    if torch.is_autocast_enabled(query.device.type):  # the functions would: a layer's rotary positions are float32
+        query, key, value = (part.to(torch.get_autocast_dtype(query.device.type)) for part in (query, key, value))
     # One gather and splits: the backward pass of a slice would allocate a gradient of the whole row, once a branch.
     paths, window = of.paths.to(key.device), options.get("sliding_window")
     key, value = key.index_select(2, paths), value.index_select(2, paths)
-    if "flash" in of.own:
-        return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
+    if "flash" in of.own:  # transformers' function reads there which kernels it calls
+        module.config._attn_implementation = of.own
+        try:
+            return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
+        finally:
+            module.config._attn_implementation = _NAME
     takes_varlen = (
         of.own == "sdpa"
         and _HAS_VARLEN
@@ -115,7 +121,7 @@ def no_mask(mask_function: Any, kv_length: int, local_size: int | None = None, *
     places = torch.arange(kv_length - 1, device=given.get("device"))
     if mask_function(0, 0, places, places + 1).any():
         raise ValueError("tokens see later ones, as those of an image may")
-    return None if local_size is None else torch.tensor(local_size)
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)  # some models cut it at the last keys
 
 
 AttentionInterface.register(_NAME, branch_attention)
@@ -170,16 +176,3 @@ def limits(config) -> list[int]:
     each = getattr(config, "index_block_size", None)
     each = each or min((getattr(config, "compress_rates", None) or {}).values(), default=1)
     return sorted({int(limit) for limit in (getattr(config, "sliding_window", None), entries * each) if limit})
-
-
-def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each sequence length the rotary scales, of each kind of layers, that the longest row decides."""
-    limit, rope = getattr(config, "max_position_embeddings", 0), getattr(config, "rope_parameters", None) or {}
-    scales = []
-    for part in (part for part in (rope, *rope.values()) if isinstance(part, dict)):
-        if part.get("rope_type") == "longrope":
-            short = part.get("original_max_position_embeddings") or limit
-            scales.append([int(length > short) for length in lengths])
-        elif part.get("rope_type") == "dynamic":
-            scales.append([max(length, limit) for length in lengths])
-    return list(zip(*scales)) if scales else [()] * len(lengths)

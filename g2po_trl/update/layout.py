@@ -13,9 +13,10 @@ import transformers
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
+from ..utils.forward_pass import rotary_scales
 from ..utils.options import require
 from ..utils.trl_compat import attention_of, expose_body, forget_rotary_lengths, fused_log_probs, own_log_probs
-from .attention import attention_by_branches, limits, rotary_scales, why_not_by_branches
+from .attention import attention_by_branches, limits, why_not_by_branches
 from .forks import fork_cost, forked_passes
 from .images import image_inputs_of
 from .policy.probe import why_not_forked
@@ -23,6 +24,9 @@ from .policy.probe import why_not_forked
 logger = logging.getLogger(__name__)
 
 _KEPT = ("kind", "checked_length", "has_images")  # by a checkpoint
+# Two computations differ by the dtype's rounding of the largest logit, taken to be 12.8 before it is known, and a
+# little more: TRL's fused LM head sums the exponentials of 262,144 logits in tiles of float32, and is off by 7e-5.
+_LARGEST_LOGIT, _NATS = 12.8, 5e-4
 
 
 class Layout:
@@ -58,6 +62,7 @@ class Layout:
     ):
         self.kind, self.accelerator, self.temperature, self.image_inputs = kind, accelerator, temperature, image_inputs
         self.fused, self.checked_length, self.has_images = True, 0, False
+        self.largest_logit = _LARGEST_LOGIT  # mean over tokens of a conversation
         self.fork_cost: int | None = None
         self._micro_batch: dict[str, Any] | None = None
         model, device = self.language_model(model), accelerator.device.type
@@ -85,8 +90,9 @@ class Layout:
             return "with sharded weights, all processes make the same number of forward passes"
         if checkpointing or getattr(model, "is_gradient_checkpointing", False):
             return "gradient checkpointing keeps no cache"
-        with self.accelerator.autocast():
-            return why_not_forked(model, self.precision(model))
+        if self.scale_of([0])[0]:
+            return "a prefix of its own has another rotary scale"
+        return why_not_forked(model, self.precision(model, mixed=False))
 
     def fall_back(self, reason: str) -> None:
         """Continue with padded rows, with a message."""
@@ -166,13 +172,17 @@ class Layout:
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def precision(self, model: torch.nn.Module) -> torch.dtype:
-        """Return the dtype with the rounding of the coarsest operation."""
-        model, mixed = self.language_model(model), {"bf16": torch.bfloat16, "fp16": torch.float16}
+    def tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
+        """Return the mean difference of log-probabilities, in nats, that rounding explains, at least in that dtype."""
+        return _NATS + self.largest_logit * max(torch.finfo(dtype).eps for dtype in (self.precision(model), least))
+
+    def precision(self, model: torch.nn.Module, mixed: bool = True) -> torch.dtype:
+        """Return the dtype with the rounding of the coarsest operation; `mixed`: under autocast."""
+        model, of_autocast = self.language_model(model), {"bf16": torch.bfloat16, "fp16": torch.float16}
         weights = {one.dtype for one in model.base_model.parameters() if one.is_floating_point()}
         dtypes = [dtype for dtype in weights if dtype.itemsize > 1]
-        if self.accelerator.mixed_precision in mixed:
-            dtypes.append(mixed[self.accelerator.mixed_precision])
+        if mixed and self.accelerator.mixed_precision in of_autocast:
+            dtypes.append(of_autocast[self.accelerator.mixed_precision])
         if getattr(model, "is_quantized", False):
             dtypes.append(torch.bfloat16)
         matmul = torch.backends.cuda.matmul

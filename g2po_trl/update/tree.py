@@ -85,7 +85,7 @@ def grow(
     `max_tokens`; one with a longer sequence may have 1.5 times that one's.
     """
     rows, lengths, overlaps = (np.asarray(numbers, dtype=np.int64) for numbers in (rows, lengths, overlaps))
-    before, max_tokens = np.append(0, lengths)[:-1], min(max_tokens, int(lengths.sum()))
+    before = np.append(0, lengths)[:-1]
     tokens, keys = np.cumsum(lengths - overlaps), np.cumsum(lengths - before * (overlaps == before))
     limits = np.where(lengths > max_tokens, (1.5 * lengths).astype(np.int64), max_tokens)
     # The least cost of the sequences before each: tokens repeated where a tree begins, and one for each tree.

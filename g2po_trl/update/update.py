@@ -23,9 +23,6 @@ from .policy.importance import importance_ratio
 from .policy.reference import AdapterReference
 from .tree import grow, is_exact, measure, one_each
 
-# Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
-_NATS, _NATS_IN_HALF = 1e-3, 0.1
-
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
 
@@ -118,14 +115,16 @@ class Update:
         layout, batch = self.layout, StepBatch.concatenate(batches)
         lengths, images = batch.lengths().sum(1) * batch.trained, batch.images
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
+        trees = [one for one in micro_batches if {"branches", "forks"} & one.keys() and len(one["rows"]) > 1]
         trees.sort(key=lambda tree: lengths[tree["rows"]].max(), reverse=True)
-        longest = max(gather_object([int(lengths[trees[0]["rows"]].max()) if trees else 0]))
+        shown = [tree for tree in trees if any(images[row] for row in tree["rows"])]
+        ranks = gather_object([(int(lengths[trees[0]["rows"]].max()) if trees else 0, bool(shown))])
+        longest, any_shown = map(max, zip(*ranks))
         if not layout.needs_check(longest):
             return True
-        layout.checked_length, compared = longest, (trees or micro_batches)[:1]
+        compared = (trees or micro_batches)[:1]
+        layout.checked_length = longest if any_shown or not layout.has_images else 0  # images are compared later
         if layout.has_images:
-            shown = [tree for tree in trees or compared if any(images[row] for row in tree["rows"])]
             compared += shown[:1] or compared
         reason = next(filter(None, [self._why_inexact(model, tree, batch) for tree in compared]), None)
         if reason is not None:
@@ -152,7 +151,7 @@ class Update:
         if "branches" in tree and not is_exact(tree, batch.take(rows).sequences(), sizes[rows].tolist()):
             off, why = torch.full_like(off, torch.inf), " (branches attend to other tokens than their own)"
         mean = self.mean_difference(off)
-        if mean <= (_NATS if self.layout.precision(model) == torch.float32 else _NATS_IN_HALF):
+        if mean <= self.layout.tolerance(model):
             return None
         return f"log-probabilities differ from those of a sequence alone by {mean:.2g} nats on average{why}"
 

@@ -123,6 +123,8 @@ def check_adapter_config(config: Any) -> None:
     """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     require(kind != "ADALORA", "peft_config", kind, "no trainer allocates its ranks; use LoRA")
+    begins = getattr(config, "alora_invocation_tokens", None)
+    require(not begins, "alora_invocation_tokens", begins, "it looks for them in whole rows; leave it out")
     shifts = config.is_prompt_learning or config.is_adaption_prompt
     require(not shifts, "peft_config", kind, "it shifts tokens by virtual tokens; use LoRA")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -42,6 +42,19 @@ def context_length(config: PretrainedConfig) -> int | None:
     parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping) and part.get("factor")]
     scaled = (int((part.get("original_max_position_embeddings") or longest) * part["factor"]) for part in parts)
     return max([longest, *scaled])
+
+
+def rotary_scales(config: PretrainedConfig, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each sequence length the rotary scales, of each kind of layers, that the longest row decides."""
+    limit, rope = getattr(config, "max_position_embeddings", 0), getattr(config, "rope_parameters", None) or {}
+    scales = []
+    for part in (part for part in (rope, *rope.values()) if isinstance(part, dict)):
+        if part.get("rope_type") == "longrope":
+            short = part.get("original_max_position_embeddings") or limit
+            scales.append([int(length > short) for length in lengths])
+        elif part.get("rope_type") == "dynamic":
+            scales.append([max(length, limit) for length in lengths])
+    return list(zip(*scales)) if scales else [()] * len(lengths)
 
 
 @contextmanager

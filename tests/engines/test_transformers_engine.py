@@ -10,7 +10,7 @@ from conftest import build_tokenizer
 from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
 from refusals import refused
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from g2po_trl import G2POConfig
 from g2po_trl.engines.base import Engine
@@ -60,7 +60,7 @@ def test_where_a_completion_ends(text, kept, complete):
 def test_long_prompts_share_a_call_if_its_mask_is_small(lengths, batches):
     tokenizer = build_tokenizer()
     engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], None, batch_tokens=65536)
-    assert engine._batches([range(length) for length in lengths], 16) == batches
+    assert engine._batches([range(length) for length in lengths], 16, LlamaConfig()) == batches
 
 
 def test_generate_stops_at_stop_sequences(make_trainer):

@@ -75,7 +75,7 @@ FAMILIES = {
     "Gemma-2": Family("gemma2", _SLIDING),
     "Gemma-3": Family("gemma3_text", _SLIDING),
     "Gemma-3, images": Family("gemma3", {"text_config": _SLIDING}, images=True),
-    "Gemma-4": Family("gemma4_text", _SLIDING),
+    "Gemma-4": Family("gemma4_text", {**_SLIDING, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}),
     "GPT-OSS": Family("gpt_oss", _SLIDING),
     "Phi-3": Family("phi3", _WINDOW),
     "Phi-4-mini": Family("phi3", {"sliding_window": 10000, "partial_rotary_factor": 0.75}),

@@ -1,5 +1,7 @@
 """Adapters of every kind: trained, compared with their start, handed to engines, saved, loaded again; or refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from adapter_matrix import FEW, all_cells, logits, pairs, walk
@@ -146,6 +148,7 @@ def test_adapters_of_other_kinds_are_refused(make, base):
         ("model", inject_adapter_in_model(LORA, base())),  # as transformers' add_adapter does
         ("model", PeftMixedModel(base(), LORA)),
         ("peft_config", get_peft_model(base(), prefix)),
+        ("alora_invocation_tokens", get_peft_model(base(), replace(LORA, alora_invocation_tokens=[5]))),
     ):
         with refused(field):
             make(model)

@@ -7,10 +7,13 @@ from families import FAMILIES, Family, alone, gradient, in_layout, samples
 from letter_environment import LongLetterEnvironment
 from letter_trainer import flat_gradient
 from torch.nn.attention import varlen
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer.utils import add_fused_lm_head
 
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.transformers import TransformersEngine
+from g2po_trl.update import attention
 from g2po_trl.update.attention import Branches, _in_one_call, _of_branch
 from g2po_trl.update.batch import StepBatch
 
@@ -37,6 +40,7 @@ def flash_test(module, query, key, value, attention_mask, scaling, sliding_windo
         assert longest == [options["max_length_q"], options["max_length_k"]]
         assert {of.dtype for of in starts} == {torch.int32}
     assert attention_mask is None and len(query) == 1
+    assert module.config._attn_implementation == "flash_test", "there transformers reads which kernels it calls"
     return by_hand(*rows, *(of.tolist() for of in starts), scaling, sliding_window)[None], None
 
 
@@ -79,6 +83,22 @@ def test_one_call_of_all_branches_is_a_call_of_each(window, monkeypatch):
     torch.testing.assert_close(found, torch.cat(wanted, 1))
 
 
+def test_under_autocast_branches_are_in_half_precision(make_family_trainer, monkeypatch):
+    """Layers hand on rotary queries and keys in float32, which kernels of GPUs do not take."""
+    trainer, dtypes, attend = make_family_trainer("Llama 3", bf16=True), set(), attention._of_branch
+
+    def watched(own, is_sdpa, module, *of, **options):
+        dtypes.update(part.dtype for part in of)
+        return attend(own, is_sdpa, module, *of, **options)
+
+    monkeypatch.setattr(attention, "_of_branch", watched)
+    rows = [np.arange(3, 3 + n, dtype=np.int32) for n in (20, 25)]
+    batch = StepBatch(rows, [np.array([7, number]) for number in (3, 4)], np.ones(2), np.ones(2, dtype=bool))
+    with torch.no_grad():
+        trainer.update.score(trainer.model, trainer.update.micro_batch(batch))
+    assert dtypes == {torch.bfloat16}
+
+
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 48}
 LONG |= {"short_factor": [1.0] * 8, "long_factor": [1.5, 2.5, 4.0, 8.0] * 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -117,3 +137,20 @@ def test_rows_on_either_side_of_a_rotary_limit(make_trainer, name, layout):
             found |= {tuple(ids[:6].tolist()): of[:6] for ids, of in zip(micro_batch["completion_ids"], scored)}
     assert max((found[of] - log_probs).abs().max() for of, log_probs in wanted.items()) < 1e-4
     assert (flat_gradient(trainer, micro_batches) - total).norm() < 1e-4 * total.norm()
+
+
+def test_a_short_prompt_beside_a_long_one_is_played_as_alone(tiny_model_dir):
+    model, draw = ROPES["longrope"].build(), np.random.default_rng(0)
+    prompts = [draw.integers(4, 300, n).tolist() for n in (20, 100, 25)]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    engine = TransformersEngine.from_model(model, tokenizer, logprobs=True)
+    played = engine.generate(prompts, Sampling(max_completion_length=6))
+    for prompt, completion in zip(prompts, played):
+        (wanted,) = alone(model, [np.array(prompt + completion.ids)], [len(completion.ids)])
+        np.testing.assert_allclose(completion.logprobs, wanted.detach()[: len(completion.ids)], atol=1e-4)
+
+
+def test_a_prefix_of_its_own_has_no_rotary_scale_of_its_own(make_trainer):
+    """A hybrid's common tokens pass alone, and transformers would scale them by their own number."""
+    model = Family("granitemoehybrid", {**ROPES["dynamic"].options, "position_embedding_type": "rope"}).build()
+    assert make_trainer(LongLetterEnvironment, model=model, router_aux_loss_coef=0).update.layout.kind == "padded"

@@ -77,17 +77,33 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     assert not verify_batch(trainer, batch, mini_batches)
 
 
-def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
+@pytest.mark.parametrize("name", ["Qwen2", "LFM2"])
+def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch, name):
     """The longest sequence stands alone in its row, and would be compared with itself."""
-    trainer = make_family_trainer("Qwen2")
-    attend = attention._of_branch
-    monkeypatch.setattr(attention, "_of_branch", lambda *parts, **options: 2 * attend(*parts, **options))
-    trainer.update.config.max_tokens = 150
+    trainer, looked_at = make_family_trainer(name), []
+    monkeypatch.setattr(trainer.update, "_why_inexact", lambda model, tree, batch: looked_at.append(len(tree["rows"])))
+    trainer.update.config.max_tokens, trainer.update.layout.fork_cost = 150, trainer.update.layout.fork_cost and 8
     batch = batch_of([60, 60, 60, 140])
     batch.prompt_ids[-1][:] = 5
     mini_batches, _ = trainer.update.split([batch])
-    assert "branches" not in max(mini_batches[0], key=lambda one: one["prompt_ids"].shape[1])
-    assert not verify_batch(trainer, batch, mini_batches)
+    assert 1 in [len(one["rows"]) for one in mini_batches[0]]
+    assert verify_batch(trainer, batch, mini_batches) and min(looked_at) > 1
+
+
+def test_images_are_looked_at_once_a_tree_shows_some(make_family_trainer):
+    trainer = make_family_trainer("Qwen2")
+    trainer.update.layout.has_images = True
+    assert verify(trainer, [10, 12]) and trainer.update.layout.checked_length == 0
+
+
+@pytest.mark.parametrize(("part", "exact"), [(0.8, True), (1.2, False)])
+def test_a_look_allows_rounding_alone(make_family_trainer, monkeypatch, part, exact):
+    trainer = make_family_trainer("Qwen2")
+    score, layout, layout_of = trainer.update.score, trainer.update.layout, {True: "shared", False: "padded"}
+    layout.largest_logit = 5.0
+    off = part * (5e-4 + 5 * 2**-23)
+    monkeypatch.setattr(trainer.update, "score", lambda model, of: score(model, of) + off * ("branches" in of))
+    assert verify(trainer, [20] * 6) is exact and layout.kind == layout_of[exact]
 
 
 def test_rows_without_common_tokens_need_no_look(make_family_trainer):

@@ -113,8 +113,10 @@ def test_one_wrong_key_of_one_path_is_found(sequences, is_sorted, data):
     branch = int(np.searchsorted(keys, at, side="right"))
     used = {place for scored in layout["scored_from"].tolist() for place in seen[scored].tolist()}
     assume(not used.isdisjoint(range(queries[branch] - layout["branches"][branch][0], queries[branch])))
-    places = st.integers(0, layout["row_ids"].shape[1] - 1).filter(lambda place: place != layout["paths"][at])
-    layout["paths"][at] = data.draw(places)
+    before = [layout["row_ids"][0, of].tolist() for of in seen]  # tokens that each place sees
+    places = [place for place in range(len(seen)) if before[place] != before[layout["paths"][at]]]
+    assume(places)
+    layout["paths"][at] = data.draw(st.sampled_from(places))
     assert not is_exact(layout, own, num_scored)
 
 

@@ -26,9 +26,6 @@ from ..batch import StepBatch
 from ..update import Update
 
 logger = logging.getLogger(__name__)
-# Mean difference in nats of two computations: the dtype's rounding of each token's largest logit, and so much besides.
-# TRL's fused LM head sums the exponentials of 262,144 logits in tiles of float32, and is off by 7e-5 there.
-_NATS = 5e-4
 _CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
 _SAMPLE_TOKENS = 64  # of the conversation that is scored before training
@@ -68,7 +65,6 @@ class StartCheck(TrainerCallback):
     def __init__(self, update: Update, sample: StepBatch, comparable: bool = True):
         self.update, self.sample, self.comparable = update, sample, comparable
         self.accelerator, self.layout = update.accelerator, update.layout
-        self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_begun = self._has_seen_engine = False
         self._engine, self._is_the_model, self._asked = "", False, False
 
@@ -89,7 +85,7 @@ class StartCheck(TrainerCallback):
         log_probs = self.update.log_probs
         with evaluation_mode(model):
             scored = self._choose_path(model)
-            most = self._tolerance(model)
+            most = self.layout.tolerance(model)
             if with_reference:
                 with log_probs.as_reference(model) as reference:
                     off = self.update.mean_difference(scored - self._score(reference))
@@ -108,7 +104,7 @@ class StartCheck(TrainerCallback):
         except RuntimeError as error:
             remedy = "on quantized weights use LoRA, and the dtype of a trained lm_head that its layers compute in"
             require(False, "model", self.layout.model_name, f"its own forward pass fails ({error}): {remedy}")
-        most, layout, tried = self._tolerance(model), self.layout, []
+        most, layout, tried = self.layout.tolerance(model), self.layout, []
         configured = layout.kind
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
             layout.kind, layout.fused = kind, fused
@@ -163,7 +159,7 @@ class StartCheck(TrainerCallback):
         sampled = micro_batch.get("sampling_per_token_logps", nothing).to(scored.device)
         known = micro_batch["completion_mask"].to(scored.device).bool() & ~sampled.isnan()
         least = torch.float32 if self._is_the_model else torch.bfloat16  # others compute in a precision of their own
-        off, most = self.update.mean_difference((scored - sampled)[known]), self._tolerance(model, least)
+        off, most = self.update.mean_difference((scored - sampled)[known]), self.layout.tolerance(model, least)
         if off <= most:
             return
         remedy = (
@@ -200,13 +196,10 @@ class StartCheck(TrainerCallback):
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits
         logits = logits[:, -length - 1 : -1].float() / self.layout.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
-        self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
+        mean = self.accelerator.reduce(largest, reduction="mean")  # one tolerance on all ranks
+        self.layout.largest_logit = mean.item()
         logits = logits.log_softmax(-1)
         off = self.update.mean_difference(logits[:1, 0] - logits[1:, 0])  # outputs after the same prompt
         remedy = f"its tokens see later ones (by {off:.2g} nats on average): train a causal language model"
-        require(off <= self._tolerance(model), "model", self.layout.model_name, remedy)
+        require(off <= self.layout.tolerance(model), "model", self.layout.model_name, remedy)
         return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
-
-    def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
-        eps = max(torch.finfo(dtype).eps for dtype in (self.layout.precision(model), least))
-        return _NATS + eps * self._largest_logit
