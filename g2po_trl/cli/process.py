@@ -44,6 +44,8 @@ def describe_error(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ImportError):
         return missing_extra(error)
+    if type(error).__name__ == "SafetensorError":
+        return f"a file of weights is damaged ({error}): restore it, or pass another model"
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from ..environments.loading import beside, load
 from ..environments.several import mixed
 from ..environments.tasks import read_tasks
 from ..runs.run_json import FILE, load_object, panels_in, read_run
-from ..utils.adapters import find_adapter
+from ..utils.adapters import ADAPTER_CONFIG, find_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import install_command
 from ..utils.options import require
@@ -22,6 +23,8 @@ from .parser import Keys, read_config
 RECIPES = Path(find_spec("g2po_recipes").origin).parent  # scripts, and their YAML files in folders
 OWN_RECIPE = "environment"
 ENVIRONMENT, AGENT = "environment.py", "agent.py"
+_TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "tensorboard", "neptune", "clearml")
+_OF_ADAPTERS = (("lora_r", 1, math.inf), ("lora_alpha", 1, math.inf), ("lora_dropout", 0, 1))  # least, and below
 # Keys of a configuration that are paths.
 _PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_template", "train_config", "demonstrations")
 
@@ -103,8 +106,15 @@ def tasks_of(name: str, given: Sequence[dict[str, Any]] = (), file: Path | None 
 
 
 def check_files_and_packages(values: Mapping[str, Any]) -> None:
-    """Raise `G2POError` for a field that names a missing file, model or engine."""
+    """Raise `G2POError` for a field that names a missing file, model or package, or an adapter that cannot train."""
     check_engine(values.get("engine"))
+    needed = [("report_to", name) for name in values.get("report_to") or () if name in _TRACKERS]
+    needed += [(name, "bitsandbytes") for name in ("load_in_4bit", "load_in_8bit") if values.get(name)]
+    for field, package in needed:
+        require(find_spec(package) is not None, field, values[field], f"install it, pip install {package}")
+    for field, least, below in _OF_ADAPTERS if values.get("use_peft") else ():
+        value = values.get(field, least)
+        require(least <= value < below, field, value, f"set it to {least} or more, and below {below}")
     for name in ("model_name_or_path", "critic_model_name_or_path"):
         if values.get(name) is not None:
             check_model(name, str(values[name]))
@@ -120,9 +130,20 @@ def check_engine(name: str | None) -> None:
 
 
 def check_model(field: str, name: str) -> None:
-    """Raise `G2POError` for a path that is no folder with a model; other names are looked up by loading them."""
+    """Raise `G2POError` unless a name is a folder with a model, or is on the Hub or in its cache."""
     path = Path(name)
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
     require(path.is_dir() or not is_path, field, name, "there is no such folder")
     is_model = not path.is_dir() or (path / "config.json").is_file() or find_adapter(path) is not None
     require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
+    if path.is_dir():
+        return
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    try:
+        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", ADAPTER_CONFIG)):
+            model_info(name, timeout=10)  # at once, where loading tries five times
+    except Exception as error:  # of a name that is no id, of the Hub, and of the network
+        reason = str(error).strip().partition("\n")[0]
+        message = f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})"
+        raise G2POError(message, field, name) from error

@@ -19,6 +19,7 @@ import programs
 import pytest
 from refusals import refused
 from run_g2po import outcome
+from safetensors import SafetensorError
 from transformers import TrainerControl, TrainerState
 
 from g2po_trl import Step, Trajectory, write_jsonl
@@ -155,6 +156,7 @@ NO_VLLM = "vLLM is not available. Please install it with `pip install trl[vllm]`
         (ModuleNotFoundError("No module named 'textworld'", name="textworld.core"), install_command("alfworld")),
         (ImportError(NO_VLLM), install_command("vllm")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
+        (SafetensorError("header too large"), "damaged"),
         (OSError(NO_HUB), "nor available from the Hub: We couldn't"),
     ],
 )
@@ -267,9 +269,10 @@ def test_files_beside_an_environment(folder, tmp_path, monkeypatch):
     ("field", "value"),
     [
         ("chat_template", "none.jinja"),
-        *(("model_name_or_path", name) for name in ("no/such/model", "runs/a", "config.yaml")),
+        *(("model_name_or_path", name) for name in ("no/such/model", "runs/a", "config.yaml", "runs/b", "Qwen/none")),
         ("critic_model_name_or_path", "./none"),
-        ("engine", "vllm"),
+        *(("engine", "vllm"), ("load_in_4bit", True), ("report_to", ["none", "trackio"])),
+        *(("lora_alpha", 0), ("lora_r", 0), ("lora_dropout", 1.0)),
     ],
 )
 def test_files_models_and_packages_that_are_missing(folder, monkeypatch, field, value):
@@ -278,7 +281,7 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch, field, 
     monkeypatch.setattr("g2po_trl.cli.recipe_files.find_spec", lambda name: None)
     check_files_and_packages({"model_name_or_path": "model", "chat_template": "config.yaml"})
     with refused(field):
-        check_files_and_packages({field: value})
+        check_files_and_packages({"use_peft": True, field: value})
 
 
 def test_init_writes_once(tmp_path, capsys):
