@@ -9,6 +9,7 @@ from letter_trainer import flat_gradient
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward
 from trl.trainer.utils import add_fused_lm_head
 
 from g2po_trl.engines.sampling import Sampling
@@ -81,6 +82,21 @@ def test_one_call_of_all_branches_is_a_call_of_each(window, monkeypatch):
     parts = zip(query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2))
     wanted = [_of_branch(sdpa_attention_forward, True, module, *part, **options) for part in parts]
     torch.testing.assert_close(found, torch.cat(wanted, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("own", [sdpa_attention_forward, eager_attention_forward])
+@pytest.mark.parametrize("n", [1, 5, 9])
+def test_a_query_sees_the_end_of_its_path_and_nothing_else(own, window, dtype, n):
+    """In half precision, too: of a value at one place, queries that do not see it have exactly 0."""
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 1, True
+    same, value = torch.zeros(1, 1, 9, 9, dtype=dtype), torch.eye(9, dtype=dtype)[None, None]
+    is_sdpa = own is sdpa_attention_forward
+    found = _of_branch(own, is_sdpa, module, same[:, :, :n], same, value, scaling=1.0, sliding_window=window)
+    before = torch.arange(9 - n, 9)[:, None] - torch.arange(9)
+    assert torch.equal(found[0, :, 0] > 0, (before >= 0) & (before < (window or 9)))
 
 
 def test_under_autocast_branches_are_in_half_precision(make_family_trainer, monkeypatch):
