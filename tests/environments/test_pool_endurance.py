@@ -82,7 +82,7 @@ def play(number, weights, seed=0):
                 else:
                     playing[slot] = name, turn + 1
                     pool.send({slot: "go"})
-        assert pool.receive(timeout=None) == {} and pool.replayed > 0 and (pool.recycled > 0 or number < 1000)
+        assert pool.receive(timeout=None) == {} and pool.replayed > 0 and (pool.recycled > 0 or number < 2000)
     return outcomes
 
 

@@ -90,10 +90,13 @@ def test_the_processor_runs_once_for_each_size(monkeypatch):
     assert len(runs) == len({one.size for one in shown}) < 4
 
 
-def test_a_prompt_with_images_is_shortened_by_its_text(processor):
+def test_a_prompt_with_images_is_shortened_by_its_text(processor, monkeypatch):
+    """The processor, which is slow, runs for the whole prompt and for the one that fits."""
+    run, runs = ImageEncoder._with_images, []
+    monkeypatch.setattr(ImageEncoder, "_with_images", lambda *request: runs.append(0) or run(*request))
     encode, template = ChatEncoder(processor), PromptTemplate("{observation}", "{history}{observation}")
     window = fit_prompt(template, encode, 300, "room " * 200, history=[("o", "a")], images=[FIRST, SECOND])
-    assert (len(window.ids), window.images) == (300, [FIRST, SECOND])
+    assert (len(window.ids), window.images, len(runs)) == (300, [FIRST, SECOND], 2)
     asked = [{"role": "user", "content": [text("room " * 200)]}, {"role": "assistant", "content": "go"}]
     request = ChatRequest([*asked, {"role": "user", "content": [image(FIRST)]}], shorten=True)
     conversation = ConversationEncoder(encode).prompt(request, Transcript(), 300)
