@@ -96,7 +96,8 @@ def plain(dataset: Any) -> Any:
         return dataset
     if COLUMN in dataset.column_names:
         return dataset.with_transform(_decoded)
-    return dataset.with_format(None, columns=dataset.format["columns"])
+    chosen = dataset.format
+    return dataset.with_format(None, columns=None if chosen["output_all_columns"] else chosen["columns"])
 
 
 def task_id_of(task: Mapping[str, Any]) -> str:
