@@ -68,7 +68,7 @@ BUDGETS = {
 ABOVE: dict[str, int] = {
     "the top": 1902,
     "prompts": 1726,
-    "environments": 1406,
+    "environments": 1407,
     "evaluation, check": 1940,
     "cli": 2034,
     "utils": 1226,
