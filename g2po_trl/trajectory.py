@@ -47,7 +47,7 @@ class Step:
         messages: for a step that answers a chat request, the messages that its prompt adds to the earlier prompt
             that it continues, or all of its messages. The action is then the assistant's message as JSON.
         prompt: in evaluations, the text of the prompt; of chat models, the last message.
-        advantage: the advantage that the step was trained with; `None` if it was not trained.
+        advantage: the step's advantage in the update; `None` without one, as in an episode without a result.
         call: what the completion did with the tools that its prompt offered: `"none"`, `"unreadable"`, `"unknown"` (a
             readable call of a tool that was not offered), `"known"`, or `"readable"` where the names of the tools are
             not known here. `None`: no tools.

@@ -54,9 +54,9 @@ class Credit:
         return cls(estimator, args.gamma, args.num_generations, args.value_lambda, key, args.state_key_ignores, gather)
 
     def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
-        """Return the records of all ranks' trajectories, ordered by rank and within a rank by group.
+        """Set configured state keys of the steps, and return the records of all ranks' trajectories.
 
-        Sets `state_key` of the steps if keys are configured.
+        They are ordered by rank, and within a rank by group.
         """
         if self.state_key is not None:
             assign_keys(trajectories, self.state_key)

@@ -1,7 +1,7 @@
-"""State keys: steps with equal keys are in the same node of the graph.
+"""Configured state keys, which replace those that environments give; steps with equal keys are one node of the graph.
 
-The default key of a step is the environment's (`Observation.state_key`), or else the text of the observation.
-`state_key` replaces it or merges more states:
+The default key of a step is the environment's (`Observation.state_key`; for an agent's request, `AgentEnvironment`
+makes it), or else the text of the observation (`Step.key`). `state_key` replaces it or merges more states:
 
 - a function `Step -> str`, given to the trainer, replaces it;
 - `"similar"` and `"similar:0.8"`, in the configuration, merge keys of a group that share most of their word pairs

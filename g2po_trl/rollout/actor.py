@@ -243,7 +243,7 @@ class PromptSession:
                 if "images" in shown or limit is not None and len(prompt.ids) > limit:
                     prompt = fit_prompt(template, actor.encode, limit, **shown)
         except UnreadableImageError as error:
-            return episode.fail(f"invalid: {error}")
+            return episode.end_as_unreadable(f"invalid: {error}")
         except (PromptTooLongError, RefusedConversationError) as error:
             return episode.give_up(f"{error.reason}: {error}")
         length, most = len(prompt.ids), sampling.max_completion_length

@@ -93,8 +93,8 @@ class Episode:
             if self.outcome != "success" and (reason := result.info.get("failure_reason")):
                 self.failure_reason = str(reason)
 
-    def fail(self, reason: str) -> None:
-        """End with outcome `"error"`, which is excluded from statistics."""
+    def end_as_unreadable(self, reason: str) -> None:
+        """End with outcome `"error"`: no prompt can be made of what the environment shows."""
         self.outcome, self.error = "error", reason
 
     def give_up(self, reason: str) -> None:
@@ -102,7 +102,10 @@ class Episode:
         self.outcome, self.failure_reason = "failure", reason
 
     def end_without_result(self, failure: EnvironmentFailure) -> None:
-        """End because the environment failed: as an error, or as lost with its worker."""
+        """End because the environment failed: as an error, or as lost with its worker.
+
+        What fails in a worker (`run_job`) comes here by `EnvironmentPool._on_message` and `Loop._take`.
+        """
         self.outcome = "lost" if failure.kind == "lost" else "error"
         self.error = f"{failure.kind}: {failure.message}"
 

@@ -130,7 +130,8 @@ class StepBatch:
 
         Returns:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
-            `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) if the engine returned them.
+            `advantages` (num_rows,), by which TRL's loss multiplies every token of the row's completion;
+            `sampling_per_token_logps` (num_rows, C) if the engine returned them.
         """
         prompts, completions = ([of[row] for row in rows] for of in (self.prompt_ids, self.completion_ids))
         prompt_width = round_up(max([1, *map(len, prompts)]), pad_to_multiple_of)
@@ -181,7 +182,7 @@ def make_mini_batches(
     number of trained tokens of all ranks.
     """
     batch, num_ranks = StepBatch.concatenate(batches), len(batches)
-    # Each loss multiplies a token's term, but that of the KL, by the advantage of its row.
+    # Other rows have no gradient, since every term but that of the KL is multiplied by the row's advantage.
     kept = batch.trained & ((batch.advantages != 0) | config.kl)
     plan = config.plan(batch.sequences(config.owners_of), kept, num_ranks, rng)
     num_tokens = batch.num_trained_tokens()
