@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -140,6 +141,8 @@ class Parser(argparse.ArgumentParser):
             self.defaults[name] = field.default_factory()
 
     def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") != "0":  # the first process says it
+            self.exit(2)
         self.exit(2, f"{self.prog}: error: {message.removeprefix('argument ')}\n")
 
     def read(

@@ -118,8 +118,9 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for name in ("model_name_or_path", "critic_model_name_or_path"):
         if values.get(name) is not None:
             check_model(name, str(values[name]))
-    file = values.get("chat_template")
-    require(file is None or Path(file).is_file(), "chat_template", str(file), "there is no such file")
+    for name in ("tasks", "eval_tasks", "chat_template"):
+        file = values.get(name)
+        require(file is None or Path(file).is_file(), name, str(file), "there is no such file")
 
 
 def check_engine(name: str | None) -> None:

@@ -19,7 +19,7 @@ from transformers import (
 
 from ..utils.forward_pass import evaluation_mode, rotary_scales, without_cudnn_attention
 from ..utils.options import require
-from ..utils.trl_compat import replaced
+from ..utils.trl_compat import forget_rotary_lengths, replaced
 from .base import TEXT_ONLY, Completion, Engine, EngineParts
 from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
@@ -207,6 +207,7 @@ class TransformersEngine(Engine):
         processors = [] if record is None else [record]  # before others: it records the model's own distribution
         if self.images is not None:
             processors.append(SuppressTokensLogitsProcessor(self.images.token_ids, device))
+        forget_rotary_lengths(model)
         with _no_defaults(model):
             output = model.generate(
                 input_ids=input_ids,

@@ -108,5 +108,9 @@ def _is_among(classes: Mapping[str, tuple[str, ...]], value: object) -> bool:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return an exception and those in whose place it was raised."""
-    return [] if error is None else [error, *_chain(error.__cause__ or error.__context__)]
+    """Return an exception and those in whose place it was raised; after `raise error from error` that is itself."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is one for one in chain):
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain

@@ -134,4 +134,4 @@ def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable
         is_own = task_id is None or owners.setdefault(str(task_id), name) == name
         require(is_own, "task_id", task_id, f"two environments have it; write '{name}/{task_id}'")
     unused = sorted(environments.keys() - used)
-    require(not unused, "environment_factory", unused, f"no task has these in its column {COLUMN}")
+    require(not unused, "environment_factory", unused, f"no task has these in its column {COLUMN}: leave them out")

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling, derived_seed
@@ -96,9 +97,14 @@ def load_model(model: str, revision: str | None = None, **kwargs: Any):
     `kwargs` are passed to `from_pretrained`; an adapter's configuration has the `revision` of its base. Raises
     `G2POError` if an adapter does not name its base, or does not fit it.
     """
-    if (adapter := adapter_of(model, revision)) is not None:
-        return load_adapter(adapter, partial(create_model_from_path, **kwargs), revision)
-    return create_model_from_path(model, revision=revision, **kwargs)
+
+    def load(name: str, revision: str | None = None):
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=kwargs.get("trust_remote_code"))
+        architecture = getattr(transformers, (config.architectures or [""])[0], AutoModelForCausalLM)
+        return create_model_from_path(name, architecture, revision=revision, **kwargs)
+
+    adapter = adapter_of(model, revision)
+    return load(model, revision) if adapter is None else load_adapter(adapter, load, revision)
 
 
 def load_tokenizer(model: str, loaded: Any):

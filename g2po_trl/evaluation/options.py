@@ -79,6 +79,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         reserved = reserved_option(self.generation_kwargs or ())
         remedy = "another option or the model sets it; remove it"
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
+        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
+        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
         hidden = next((name for name, value in vars(self).items() if HIDDEN in to_json(value)), "")
         remedy = f"{FILE} leaves secrets out: give {hidden} with them, or environment_variables"
         require(not hidden, hidden, hidden and masked(getattr(self, hidden)), remedy)

@@ -16,7 +16,8 @@ from transformers import AutoModel
 
 from ..update.balance import deal, plan_micro_batches
 from ..update.guard import describe, non_finite
-from ..utils.forward_pass import without_cudnn_attention, without_randomness
+from ..utils.forward_pass import rotary_scales, without_cudnn_attention, without_randomness
+from ..utils.options import require
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
 
@@ -28,7 +29,10 @@ class ValueModel(nn.Module):
         super().__init__()
         self.body = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, **model_kwargs)
         self.body.config.use_cache = False
-        self.head = nn.Linear(self.body.config.get_text_config().hidden_size, 1)
+        config = self.body.config.get_text_config()
+        remedy = "its rotary scale would be that of the longest row beside a prompt: take another, or G2POTrainer"
+        require(not rotary_scales(config, [0])[0], "critic_model_name_or_path", name_or_path, remedy)
+        self.head = nn.Linear(config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -18,8 +18,7 @@ def gae(rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, gamma: flo
     Returns:
         (S,) A_j = sum_k (gamma lam)^k delta_{j+k} within the step's trajectory.
     """
-    advantages = np.zeros(len(rewards))
-    ends = np.cumsum(lengths)
+    advantages, ends = np.zeros(len(rewards)), np.cumsum(lengths)
     following, next_values = np.zeros(len(lengths)), np.zeros(len(lengths))
     for back in range(1, int(lengths.max(initial=0)) + 1):  # the last step of every trajectory, the one before, …
         here = np.flatnonzero(lengths >= back)

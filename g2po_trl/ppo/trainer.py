@@ -102,8 +102,6 @@ class PPOTrainer(G2POTrainer):
         require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, "PPO has a critic: leave it out")
         remedy = "every process holds the whole critic: launch it with recipes/accelerate/ddp.yaml, or use G2POTrainer"
         require(not self.is_partitioned, "distributed_type", str(self.accelerator.distributed_type), remedy)
-        is_fixed, remedy = not self.update.layout.scale_of([0])[0], "the critic has one rotary scale: use G2POTrainer"
-        require(is_fixed, "rope_parameters", self.update.layout.config.rope_parameters, remedy)
         engine, images = self.player.actor.engine, self.start_check.sample.images
         engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
         require(not any(images), "images", images, engine.reads_text_because)
@@ -131,13 +129,12 @@ class PPOTrainer(G2POTrainer):
         rewards = [step.reward - args.invalid_action_penalty * (not step.valid) for step in steps]
         seen = [step.prompt_ids for step in steps]
         rows = gather_object(list(zip(seen, rewards, self.critic.values(seen))))
-        prompts = [prompt for prompt, _, _ in rows]
         rewards, values = (np.array([row[index] for row in rows]) for index in (1, 2))
         used, counted = graph.counted, np.flatnonzero(graph.counted)
         advantages = gae(rewards, values, graph.lengths, args.gamma, args.gae_lambda)
         values, returns = values[counted], (advantages + values)[counted]
         fitted = self.critic.fit(
-            [prompts[row] for row in counted],
+            [rows[row][0] for row in counted],
             values,
             returns,
             args.value_clip_range,

@@ -118,8 +118,7 @@ class RunFolder:
     def write_run(self, description: Mapping[str, Any], panels: Mapping[str, Sequence] | None = None) -> None:
         """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
         written = {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
-        written |= {"trajectories"} if self.save_trajectories else set()
-        written |= {"panels"} if panels else set()
+        written |= {name for name, has in (("trajectories", self.save_trajectories), ("panels", panels)) if has}
         written |= set(read_description(self.path)["written"]) if self.is_ours else set()
         description = with_relative_files(masked({**description, **self.settings}), self.path)
         run = {"run_id": self.run_id, **description, "written": sorted(written)}

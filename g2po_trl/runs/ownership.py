@@ -10,22 +10,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..utils.adapters import adapters_below
 from ..utils.json import write_json
 from ..utils.options import require
 
-if TYPE_CHECKING:
-    from filelock import FileLock
-
 FILE, LOCK, STAGING, SUPERSEDED = "run.json", ".lock", "unfinished-checkpoint", "superseded-"
 _UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of NFS without its lock service, and alike
-_OTHERS = ("evaluations.jsonl", "settings.json", "teaching.json")  # of runs, `g2po evaluate` and `g2po teach`
+_OTHERS = ("settings.json", "teaching.json")  # of `g2po evaluate` and `g2po teach`
 
 
-def lock_folder(folder: str | Path, option: str) -> FileLock:
-    """Return the acquired lock of a folder, which a kill releases; a file system without locks is warned of.
+def lock_folder(folder: str | Path, option: str) -> Any:
+    """Return the acquired `FileLock` of a folder, which a kill releases; a file system without locks is warned of.
 
     Raises `G2POError` if another process holds the lock, or the folder cannot be written.
     """
@@ -84,7 +81,7 @@ def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
 def kept_in(folder: str | Path) -> list[Path]:
     """Return the results in a folder that must not be lost: those of a run, an evaluation or `g2po teach`."""
     folder = Path(folder)
-    found = [path for name in _OTHERS if (path := folder / name).is_file()]
+    found = [path for name in ("evaluations.jsonl", *_OTHERS) if (path := folder / name).is_file()]
     found += [folder / FILE] * ("run_id" not in read_description(folder) and (folder / FILE).is_file())
     found += [*reversed(checkpoints_in(folder)), *weights_in(folder)]
     return found + [folder / "trajectories"] * any(folder.glob("trajectories/*.jsonl"))
@@ -101,7 +98,10 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
     remedy = "it deletes the run that resume_from_checkpoint continues; choose one of them"
     require(not (resumes and overwrite), "overwrite", overwrite, remedy)
-    kept = kept_in(folder)
+    kept, checkpoint = kept_in(folder), str(resume_from_checkpoint)
+    is_own = checkpoint in ("auto", "latest", "True") or Path(folder).resolve() in Path(checkpoint).resolve().parents
+    others = named([path for path in kept if path.name in _OTHERS])
+    require(is_own or not others, "output_dir", str(folder), f"{others} is of no run: pass another output_dir")
     ways = "--resume-from-checkpoint auto to continue it, --overwrite to delete it, or another --output-dir"
     remedy = f"it holds another run ({named(kept)}): pass {ways}"
     require(not kept or resumes or overwrite, "output_dir", str(folder), remedy)

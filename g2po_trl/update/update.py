@@ -23,6 +23,7 @@ from .policy.importance import importance_ratio
 from .policy.reference import AdapterReference
 from .tree import grow, is_exact, measure, one_each
 
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
 
@@ -73,7 +74,8 @@ class Update:
         config = BatchingConfig(*sizes, args.loss_type, pad_token_id, mini_batch_size=args.mini_batch_size)
         bounds = {name: getattr(args, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max")}
         corrects = args.corrects_sampling and args.vllm_importance_sampling_correction
-        is_exact = not args.corrects_sampling and layout.precision(model) == torch.float32 and not args.reshaping
+        is_exact = layout.precision(model) == torch.float32 and not layout.scale_of([0])[0]
+        is_exact &= not args.corrects_sampling and not args.reshaping
         log_probs = {
             "beta": args.beta,
             "reference": reference,
@@ -136,9 +138,8 @@ class Update:
         rows, lengths = tree["rows"] or [0], batch.lengths().sum(1) * batch.trained
         scored = [row for row in rows if lengths[row]] or rows[:1]
         shown = next((row for row in scored if batch.images[row]), scored[len(scored) // 2])
-        chosen = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]]  # as many on every rank
+        chosen, why = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]], ""  # as many on every rank
         sizes = batch.lengths()[:, 1] * batch.trained * bool(tree["rows"])  # a row that fills up for a rank has none
-        why = ""
         with evaluation_mode(model), torch.no_grad():
             alone = [self.score(model, self.micro_batch(batch.take([row]), "padded"))[0] for row in chosen]
             alone = [wanted[: sizes[row]] for row, wanted in zip(chosen, alone)]
@@ -146,6 +147,8 @@ class Update:
                 found = self.score(model, tree)
                 off = [found[rows.index(row), : len(wanted)] - wanted for row, wanted in zip(chosen, alone)]
             except Exception as error:  # models that do not take it raise errors of any class
+                if isinstance(error, torch.OutOfMemoryError) or self.accelerator.distributed_type in _SHARDED:
+                    raise  # other ranks would wait for this one
                 off, why = [torch.full_like(wanted, torch.inf) for wanted in alone], f" ({error!r})"
         off = torch.cat(off)
         if "branches" in tree and not is_exact(tree, batch.take(rows).sequences(), sizes[rows].tolist()):

@@ -197,3 +197,9 @@ def test_a_group_of_a_tool_is_named_and_a_service_that_is_down_is_an_error(kind)
         pool.reset([{"prompt": "x"}])
         failure = pool.step({0: calls(("fetch", {}))})[0]
     assert isinstance(failure, EnvironmentFailure) and "\nConnectionRefusedError: " in failure.message
+
+
+def test_an_exception_may_be_its_own_cause():
+    error = KeyError("door")
+    error.__cause__ = error
+    assert not is_of_environment(error)

@@ -74,6 +74,15 @@ def test_another_run_is_refused_before_anything_is_lost(make_trainer, run):
     assert files_of(run) == before
 
 
+@pytest.mark.parametrize("name", ["settings.json", "teaching.json"])
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume_from_checkpoint": "runs/other/checkpoint-1"}])
+def test_a_folder_of_no_run_is_not_trained_in(tmp_path, name, options):
+    (tmp_path / name).write_text("{}")
+    with refused("output_dir"):
+        check_free(tmp_path, **{"resume_from_checkpoint": None, "overwrite": False, **options})
+    check_free(tmp_path, str(tmp_path / "checkpoint-1"), False)
+
+
 def test_a_start_that_fails_does_not_occupy_its_folder(make_trainer, tmp_path):
     """Nothing worth keeping is there: the corrected command works, and finds no trace of the failed one."""
     with pytest.raises(ValueError, match="beta"):

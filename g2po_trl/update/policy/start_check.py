@@ -21,7 +21,7 @@ from ...trajectory import Step, Trajectory
 from ...utils.forward_pass import evaluation_mode, without_cudnn_attention, without_randomness
 from ...utils.images import Picture
 from ...utils.options import require
-from ...utils.trl_compat import replaced
+from ...utils.trl_compat import forget_rotary_lengths, replaced
 from ..batch import StepBatch
 from ..update import Update
 
@@ -193,6 +193,7 @@ class StartCheck(TrainerCallback):
         ids = torch.from_numpy(np.stack(self.sample.sequences())).long().to(device)
         length = len(self.sample.completion_ids[0])
         more = self.layout.image_inputs(ids, self.sample.images) if any(self.sample.images) else {}
+        forget_rotary_lengths(model)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits
         logits = logits[:, -length - 1 : -1].float() / self.layout.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
