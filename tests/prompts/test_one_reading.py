@@ -28,7 +28,10 @@ def arguments(message):
     return [one["function"]["arguments"]["text"] for one in message.get("tool_calls", ())]
 
 
-@pytest.mark.parametrize("text", ["</think>", "<think>", "a </tool_call b", "\n x \n", "", "ü {} null"])
+MARKERS = ["</think>", "<think>", "a </tool_call b", "a </tool_call> b", '"</tool_call>"', "\n x \n", "", "ü {} null"]
+
+
+@pytest.mark.parametrize("text", MARKERS)
 @pytest.mark.parametrize(
     "before", ["", "<think>I write.</think>", "<think>as </think> <think> says</think>", "So:</think>"]
 )
@@ -98,7 +101,8 @@ def test_arguments_come_back_and_a_part_of_a_call_is_none(encoders, template):
 def test_a_call_with_a_marker_inside_is_read_whole_or_not_at_all(encoders, template):
     function = {"name": "write", "arguments": {"text": "a </tool_call> b", "digit": 7}}
     read, length = shown(*encoders(template), function)
-    assert read(length) in (([function], True), ([], False))
+    in_json = template.startswith(("qwen2", "qwen3")) and not template.startswith(("qwen3_5", "qwen3_6", "qwen3_8"))
+    assert read(length) in (([function], True), ([], False))[: 1 if in_json else 2]
 
 
 @pytest.mark.parametrize("name", ["a-b", "a.b", "$a"])
