@@ -9,7 +9,7 @@ from typing import Any
 from .template import ParsedCompletion, PromptTemplate
 
 # Its end is outside of JSON's strings, whose texts may have such a tag; without whole strings, the first one.
-CALL = re.compile(r'<tool_call>((?:"(?:[^"\\]|\\.)*"|[^"])*?|.*?)</tool_call>', re.DOTALL)
+CALL = re.compile(r'<tool_call>((?:"(?:[^"\\]|\\.)*+"|[^"<]++|<)*?|.*?)</tool_call>', re.DOTALL)
 OPEN_CALL = "<tool_call>"
 HOW_TO_CALL = (
     "You can call these functions:\n{tools}\n\n"
