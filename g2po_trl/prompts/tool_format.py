@@ -131,7 +131,7 @@ class NativeTools(ProseTools):
             for call in calls:
                 call["function"] = check_call(call["function"])
         except (ValueError, RecursionError):
-            return self._read_by_words(text, ids, prompt_ids, tools)
+            return self._in_json(text, ids, prompt_ids, tools)
         if calls and not tools:  # the agent asked for a text, and reads nothing else
             return _read_thought(text)[0], True
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
@@ -140,14 +140,14 @@ class NativeTools(ProseTools):
         shown = written.replace(thought, "", 1)
         around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
         if tools and (not self._are_whole(calls, shown) or any(tag in around for tag in self._tags)):
-            return self._read_by_words(text, ids, prompt_ids, tools)
+            return self._in_json(text, ids, prompt_ids, tools)
         return message | ({"tool_calls": calls} if calls else {}), True
 
-    def _read_by_words(self, text: str, *ids_and_tools: Any) -> tuple[Message, bool]:
+    def _in_json(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         """Return calls that TRL does not read, whose arguments have a closing tag; or the text, invalid with tools."""
-        message, valid = super().parse(text, *ids_and_tools)
+        message, valid = super().parse(text, ids, prompt_ids, tools)
         is_call = valid and "tool_calls" in message
-        return (message, True) if is_call else ({"role": "assistant", "content": text.strip()}, not ids_and_tools[-1])
+        return (message, True) if is_call else ({"role": "assistant", "content": text.strip()}, not tools)
 
     def _are_whole(self, calls: Sequence, shown: str) -> bool:
         """Return whether these are all calls and their bodies are arguments; TRL skips what it cannot read of them."""
