@@ -44,7 +44,7 @@ from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, agent_factory, check_start
 from .environments.several import mixed
-from .environments.tasks import check_rows, decoded, panels_of, plain, tasks_hash
+from .environments.tasks import check_rows, decoded, panels_of, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
 from .prompts.chat_template import DATE, get_chat_template, get_tokenizer
 from .prompts.conversation import pictures_of
@@ -180,7 +180,7 @@ class G2POTrainer(GRPOTrainer):
         self.setup = setup = Setup(
             environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
-        check_evaluations(args, setup.eval_dataset, type(self).evaluate is G2POTrainer.evaluate)
+        check_evaluations(args, eval_dataset, type(self).evaluate is G2POTrainer.evaluate)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
@@ -192,8 +192,8 @@ class G2POTrainer(GRPOTrainer):
                 model=model,
                 reward_funcs=[_no_reward_function] * len(args.reward_weights or [1]),
                 args=args,
-                train_dataset=setup.train_dataset,
-                eval_dataset=setup.eval_dataset,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 **kwargs,
             )
@@ -563,7 +563,7 @@ class G2POTrainer(GRPOTrainer):
             `evaluations.jsonl` in `output_dir`, with the trajectories in `trajectories/`.
         """
         metrics = {}
-        for prefix, rows in panels_by_prefix(plain(eval_dataset), self.eval_dataset, metric_key_prefix).items():
+        for prefix, rows in panels_by_prefix(eval_dataset, self.eval_dataset, metric_key_prefix).items():
             if eval_dataset is not None:
                 check_rows(self.setup.factory, prefix, rows)
             of_panel = {}

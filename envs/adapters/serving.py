@@ -11,7 +11,7 @@ from g2po_trl.environments.contract import Observation, TextEnvironment
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.prompts.conversation import Message
 from g2po_trl.prompts.images import content_blocks
@@ -47,9 +47,8 @@ def make_app(
     needs_turns = is_tool_environment(environment_factory)
     remedy = "a tool-based class returns its reward in the last turn: pass the trainer's max_turns"
     require(not needs_turns or (max_turns or 0) > 0, "max_turns", max_turns, remedy)
-    environment_factory = text_environment_factory(
-        environment_factory, EpisodeLimits(max_turns or EpisodeLimits.max_turns)
-    )
+    limits = EpisodeLimits(max_turns or EpisodeLimits.max_turns)
+    environment_factory, _, _ = played_as(environment_factory, limits, history="window")
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, State

@@ -1,5 +1,4 @@
 """Environments: the contract of an environment, its validation, tasks and loading.
 
-`pool` runs environments in worker processes; `tools` wraps those in TRL's style. Only `prompts` and `utils` are
-imported.
+`pool` runs environments in worker processes; `tools` wraps those in TRL's style.
 """

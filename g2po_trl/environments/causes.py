@@ -12,7 +12,6 @@ import re
 import socket
 import sysconfig
 import traceback
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,15 +23,13 @@ if TYPE_CHECKING:
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
-_OF_CONNECTIONS = {  # package -> classes of connections not made, cut or too slow; a game may have such names
-    "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
-    "anthropic": ("APIConnectionError",),
-    "httpx": ("NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"),
-    "openai": ("APIConnectionError",),
-    "requests": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
-    "websocket": ("WebSocketConnectionClosedException", "WebSocketTimeoutException"),
-    "websockets": ("ConnectionClosed",),
-}
+# Exceptions for connections not made, cut or too slow, as package.Class; a game may have classes with such names.
+_OF_CONNECTIONS = frozenset(
+    "aiohttp.ClientConnectionError aiohttp.ClientPayloadError aiohttp.ServerTimeoutError anthropic.APIConnectionError "
+    "httpx.NetworkError httpx.TimeoutException httpx.RemoteProtocolError httpx.ProxyError openai.APIConnectionError "
+    "requests.ConnectionError requests.Timeout requests.ChunkedEncodingError websockets.ConnectionClosed "
+    "websocket.WebSocketConnectionClosedException websocket.WebSocketTimeoutException".split()
+)
 
 
 class BrokenEnvironmentError(RuntimeError):
@@ -54,7 +51,7 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
         if any(isinstance(code, int) and (code == 429 or 500 <= code < 600) for code in status):  # overloaded or down
             return True
         could_be = (*places, *(chain if wrapped else ()))
-        is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _is_among(_OF_CONNECTIONS, one) for one in could_be)
+        is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _names(one) & _OF_CONNECTIONS for one in could_be)
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
         if is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError):
             return True
@@ -65,7 +62,7 @@ def has_gone(error: BaseException) -> bool:
     """Return whether an exception says that a process or a file has gone which the model could end."""
     is_closed = isinstance(error, ValueError) and "closed file" in str(error)
     is_closed |= getattr(error, "errno", None) in (errno.EBADF, errno.EIO, errno.ESRCH)
-    return is_closed or isinstance(error, (BrokenPipeError, EOFError)) or _is_among({"pexpect": ("EOF",)}, error)
+    return is_closed or isinstance(error, (BrokenPipeError, EOFError)) or "pexpect.EOF" in _names(error)
 
 
 def inner(error: BaseException) -> list[BaseException]:
@@ -83,12 +80,10 @@ def in_words(error: BaseException) -> str:
 def where_raised(error: BaseException | str) -> str:
     """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
     text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
-    packages = [Path(find_spec(name).origin).resolve().parent for name in ("g2po_trl", "g2po_envs")]
+    ours = [f"{Path(find_spec(name).origin).resolve().parent}/" for name in ("g2po_trl", "g2po_envs")]
     for file, line in reversed(_FRAME.findall(text)):
-        path = Path(file)
-        if path.is_file() and not any(map(path.is_relative_to, packages)) and not file.startswith(_LIBRARIES):
-            here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            return f", {here}, line {line}"
+        if Path(file).is_file() and not file.startswith((*_LIBRARIES, *ours)):
+            return f", {file.removeprefix(f'{Path.cwd()}/')}, line {line}"
     return ""
 
 
@@ -97,14 +92,12 @@ def describe_failure(failure: EnvironmentFailure) -> str:
     message = failure.message.rpartition("\nslot ")[0]
     if failure.kind == "exception":
         return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
-    *before, last = message.strip().splitlines() or [""]  # a traceback's last line says what
-    message = last if before and before[0].startswith("Traceback") else " ".join(message.split())
-    return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
+    return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + " ".join(message.split())
 
 
-def _is_among(classes: Mapping[str, tuple[str, ...]], value: object) -> bool:
-    kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__)
-    return any(name in classes.get(package, ()) for package, name in kinds)
+def _names(value: object) -> set[str]:
+    """Return `package.Class` of an object's classes."""
+    return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(value).__mro__}
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -1,12 +1,4 @@
-"""The contract of an environment: the interface to implement for your own task.
-
-    class MyEnvironment(TextEnvironment):
-        def reset(self, **task) -> Observation: ...        # one row of the dataset, by keyword
-        def step(self, action: str) -> StepResult: ...
-
-`reset` is deterministic in its arguments: the episodes of a group play the same task and must start in the same state.
-An environment runs in a worker process and is reset many times; episodes of a group often share one.
-"""
+"""The contract of an environment: `TextEnvironment`, the interface to implement for your own task."""
 
 from __future__ import annotations
 

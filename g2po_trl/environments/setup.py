@@ -14,8 +14,8 @@ from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
 from .loading import load, resolve_agent_name
 from .pool.pool import EnvironmentFailure, EnvironmentPool
-from .several import PromptTemplates, check_limits, environments_of, mixed, one_task_each
-from .tasks import check_datasets, plain
+from .several import PromptTemplates, check_limits, check_mixture, environments_of, mixed, one_task_each
+from .tasks import check_rows, panels_of
 from .tools.trl_rewards import bound_environment, check_reward_columns
 from .tools.trl_tools import is_tool_environment, tool_environment_factory
 from .validation import EnvironmentContractError, unwrap_factory
@@ -33,9 +33,11 @@ class Setup:
         check_limits(limits, environment_factory)
         playing = played_as(environment_factory, limits, prompt_template, history)
         self.factory, self.prompt_template, self.history = playing
-        self.train_dataset, self.eval_dataset = plain(train_dataset), plain(eval_dataset)
-        check_datasets(self.factory, self.train_dataset, self.eval_dataset)
-        self.first_tasks = one_task_each(environment_factory, self.train_dataset)
+        datasets = {"train": train_dataset, **panels_of(eval_dataset)}
+        for name, dataset in datasets.items():
+            check_rows(self.factory, name, dataset)
+        check_mixture(self.factory, datasets)
+        self.first_tasks = one_task_each(environment_factory, train_dataset)
         for task in self.first_tasks:
             check_reward_columns(environment_factory, task)
 
@@ -45,51 +47,30 @@ def played_as(
 ) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
     """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments.
 
-    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`).
+    The wording is the given one, of some environments by name or of all, else the class's, or a default. Tools are
+    described in prose (`"window"`) or by the chat template (`"conversation"`, the default without another wording).
+    With several environments, the history is the given one: each has its own.
     """
-    template = prompt_template_of(environment_factory, prompt_template)
-    history = history or default_history(environment_factory, template)
     if environments := environments_of(environment_factory):
-        given = {name: (limits.by(name), template.of(name), history) for name in environments}
-        played = {name: played_as(one, *given[name])[0] for name, one in environments.items()}
-        return mixed(played), template, history
+        given = getattr(prompt_template, "by_environment", prompt_template)
+        given = given if isinstance(given, Mapping) else dict.fromkeys(environments, given)
+        remedy = f"the environments of this run are {', '.join(environments)}"
+        require(given.keys() <= environments.keys(), "prompt_template", given, remedy)
+        played = {n: played_as(one, limits.by(n), given.get(n), history) for n, one in environments.items()}
+        templates = {name: template for name, (_, template, _) in played.items()}
+        template = PromptTemplates(**vars(next(iter(templates.values()))), by_environment=templates)
+        return mixed({name: factory for name, (factory, _, _) in played.items()}), template, history
+    made, _ = bound_environment(environment_factory)
+    has_tools, own = is_tool_environment(environment_factory), getattr(made, "prompt_template", None)
+    default = TOOL_PROMPT if has_tools else DEFAULT_PROMPT
+    template = next(one for one in (prompt_template, own, default) if one is not None)
+    require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
+    history = history or ("conversation" if has_tools and template == TOOL_PROMPT else "window")
     if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
         environment_factory = partial(environment_factory, **{name: getattr(limits, name) for name in taken})
-    elif is_tool_environment(environment_factory):
+    elif has_tools:
         environment_factory = tool_environment_factory(environment_factory, limits.max_turns, history == "window")
     return environment_factory, template, history
-
-
-def text_environment_factory(
-    environment_factory: Callable, limits: EpisodeLimits, history: str | None = "window", prompt_template: Any = None
-) -> Callable[[], TextEnvironment]:
-    """Return a factory of `TextEnvironment`s with these limits, as `played_as`."""
-    return played_as(environment_factory, limits, prompt_template, history)[0]
-
-
-def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
-    """Return `"conversation"` for a tool-based class without a wording of its own; `None` for several environments."""
-    if environments_of(environment_factory):
-        return None
-    worded = prompt_template_of(environment_factory, prompt_template) != TOOL_PROMPT
-    return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
-
-
-def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
-    """Return the given wording of prompts, of some environments by name, or of all; else the class's, or a default."""
-    environments = environments_of(environment_factory)
-    if environments and not isinstance(given, PromptTemplates):
-        named = given if isinstance(given, Mapping) else dict.fromkeys(environments, given)
-        remedy = f"the environments of this run are {', '.join(environments)}"
-        require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
-        templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
-        return PromptTemplates(**vars(next(iter(templates.values()))), by_environment=templates)
-    made, _ = bound_environment(environment_factory)
-    own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
-    default = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
-    template = next(one for one in (given, own, default) if one is not None)
-    require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
-    return template
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:

@@ -19,7 +19,7 @@ from ..prompts.template import PromptTemplate
 from ..utils.options import require
 from .contract import Observation, StepResult, TextEnvironment
 from .episode_limits import EpisodeLimits
-from .validation import constructed, unwrap_factory
+from .validation import constructed, is_agent, unwrap_factory
 
 COLUMN = "environment"  # of a task; no `reset` gets it
 
@@ -119,8 +119,7 @@ def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
     for name, given in (limits.environment_limits or {}).items():
         remedy = f"the environments of this run are {', '.join(environments) or 'a single one, without a name'}"
         require(name in environments, f"environment_limits[{name!r}]", given, remedy)
-    made = map(unwrap_factory, environments.values() or [environment_factory])
-    has_agent = any("max_requests" in getattr(one, "takes_limits", ()) for one in made)
+    has_agent = any(map(is_agent, environments.values() or [environment_factory]))
     remedy = "only agents send requests; leave it out, or set max_turns"
     require(has_agent or limits.max_requests is None, "max_requests", limits.max_requests, remedy)
 

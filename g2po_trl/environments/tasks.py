@@ -13,8 +13,8 @@ from ..utils.errors import G2POError
 from ..utils.json import json_values
 from ..utils.options import require
 from ..utils.show import show
-from .several import check_mixture, environments_of, player_of
-from .validation import unwrap_factory
+from .several import environments_of, player_of
+from .validation import check_call, unwrap_factory
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,20 +86,6 @@ def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(row[COLUMN]) if COLUMN in row else dict(row)
 
 
-def plain(dataset: Any) -> Any:
-    """Return a dataset, or each of a dictionary, with rows of Python's values, as files and `reset` get them."""
-    from datasets import Dataset
-
-    if isinstance(dataset, Mapping):
-        return {name: plain(panel) for name, panel in dataset.items()}
-    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # of tasks, or refused
-        return dataset
-    if COLUMN in dataset.column_names:
-        return dataset.with_transform(_decoded)
-    chosen = dataset.format
-    return dataset.with_format(None, columns=None if chosen["output_all_columns"] else chosen["columns"])
-
-
 def task_id_of(task: Mapping[str, Any]) -> str:
     """Return the row's `task_id`, or a hash of its content if it has none."""
     if task.get("task_id") is not None:
@@ -120,22 +106,14 @@ def panels_of(eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str,
     return {name: dataset for name, dataset in panels.items() if dataset is not None}
 
 
-def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    """Refuse rows as `check_rows` and `check_mixture`."""
-    datasets = {"train": train_dataset, **panels_of(eval_dataset)}
-    for name, dataset in datasets.items():
-        check_rows(environment_factory, name, dataset)
-    check_mixture(environment_factory, datasets)
-
-
 def check_rows(environment_factory, name: str, dataset) -> None:
     """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     from datasets import Dataset  # slow to import, and not needed to read a tasks file
 
     is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0
     is_written = is_dataset and dataset.format["format_kwargs"].get("transform") is _decoded  # by `tasks_dataset`
-    remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': 1}])"
-    fits = is_written or is_dataset and dataset.format["type"] != "custom"
+    fits = is_written or is_dataset and dataset.format["type"] is None and COLUMN not in dataset.column_names
+    remedy = "pass a Dataset with one row per task and without a format, e.g. tasks_dataset([{'seed': 1}])"
     require(fits, f"{name}_dataset", dataset, remedy)
     are_alike = not is_written and not environments_of(environment_factory)
     for number, row in enumerate(dataset.select([0]) if are_alike else dataset, 1):
@@ -150,11 +128,6 @@ def check_task_columns(environment_factory: Callable, task: Mapping[str, Any], w
     """Refuse (`G2POError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
     environment_factory, task = player_of(environment_factory, task)
     made = unwrap_factory(environment_factory)
-    if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
-        return
-    try:
-        inspect.signature(made.reset).bind(None, **dict.fromkeys(task))
-    except TypeError as error:
+    if inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         name, remedy = f"{made.__name__}.reset", "add or rename a column, or add **columns to reset's arguments"
-        message = f"{where}{name} does not take the columns {', '.join(task) or '(none)'} ({error}): {remedy}"
-        raise G2POError(message, name, list(task)) from error
+        check_call(made.reset, name, task, f"{where}{name}", remedy, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..prompts.conversation import ChatRequest, pictures_of, since_last_completion
@@ -38,6 +39,15 @@ def unwrap_factory(environment_factory: Callable) -> Callable:
     while isinstance(environment_factory, functools.partial):
         environment_factory = environment_factory.func
     return environment_factory
+
+
+def check_call(function: Callable, field: str, columns: Iterable[str], what: str, remedy: str, *first: Any) -> None:
+    """Refuse (`G2POError`) a function that does not take these columns of a task as keywords, after `first`."""
+    try:
+        inspect.signature(function).bind(*first, **dict.fromkeys(columns))
+    except TypeError as error:
+        message = f"{what} does not take the columns {', '.join(columns) or '(none)'} ({error}): {remedy}"
+        raise G2POError(message, field, [*columns]) from error
 
 
 def is_agent(environment_factory: Callable) -> bool:
@@ -106,8 +116,6 @@ def validate_step(value: Any, where: str, limits: PoolLimits | None = None) -> S
     """Return the value as a `StepResult` with an `Observation` and a float reward. See `validate_observation`."""
     _require(isinstance(value, StepResult), where, None, value, "StepResult(observation, reward, terminated)")
     reward = to_plain(value.reward)
-    if hasattr(value.reward, "item") and isinstance(reward, list) and len(reward) == 1:  # of numpy or torch
-        reward = reward[0]
     _require(is_of_kind(reward, float), where, "reward", value.reward, "a finite number")
     for name in ("terminated", "truncated"):
         is_bool = type(getattr(value, name)).__name__ in ("bool", "bool_")  # also numpy's, by version

@@ -20,7 +20,7 @@ from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import import_named, load
-from g2po_trl.environments.setup import default_history, text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.tasks import task_id_of
 from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment
 from g2po_trl.environments.validation import is_agent, validate_observation
@@ -93,8 +93,7 @@ def expert_play(
     limits: EpisodeLimits,
 ) -> tuple[Callable[[], TextEnvironment], list[dict[str, Any]], Callable[[Episode], str | ChatResponse | None]]:
     """Return what plays an expert without a model: the factory of workers, their rows, and an episode's answer."""
-    rng, history = random.Random(0), default_history(environment_factory, None)
-    factory = text_environment_factory(environment_factory, limits, history)
+    rng, (factory, _, _) = random.Random(0), played_as(environment_factory, limits)
     if is_agent(environment_factory):
         choose, rows = partial(agent_answer, expert), [dict(task) for task in tasks]
     else:

@@ -10,9 +10,8 @@ from refusals import refused
 from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
-from g2po_trl.environments.setup import agent_factory, prompt_template_of, text_environment_factory
+from g2po_trl.environments.setup import Setup, agent_factory, played_as
 from g2po_trl.environments.several import check_mixture, mixed, one_task_each
-from g2po_trl.environments.tasks import check_datasets
 from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
@@ -25,8 +24,11 @@ WORDED = PromptTemplate("own {observation}", "own {observation}", parse_completi
 
 
 def playable(environment_factory=GAMES, limits=None, given=None):
-    template = prompt_template_of(environment_factory, given)
-    return text_environment_factory(environment_factory, limits or EpisodeLimits(5), None, template)
+    return played_as(environment_factory, limits or EpisodeLimits(5), given)[0]
+
+
+def templates_of(environment_factory, given=None):
+    return played_as(environment_factory, EpisodeLimits(), given)[1]
 
 
 def test_each_task_is_played_by_its_own_environment_in_workers():
@@ -48,7 +50,7 @@ def test_each_task_is_played_by_its_own_environment_in_workers():
 @pytest.mark.parametrize("make", [table, tasks_dataset])
 def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
     dataset = make(ROWS)
-    check_datasets(playable(), dataset, {"report": dataset})
+    assert Setup(GAMES, EpisodeLimits(5), None, None, dataset, {"report": dataset}).first_tasks == list(dataset)[:3]
     with EnvironmentPool(playable(), PoolLimits(1)) as pool:
         texts = [one.text for one in pool.reset([dataset[place] for place in range(3)])]
     assert texts == ["hall 0", "user: Buy it. ['hint', 'prompt']", "user: room ['question']"]
@@ -65,7 +67,7 @@ def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
 )
 def test_tasks_that_do_not_fit_are_refused_by_name(rows, field):
     with refused(field):
-        check_datasets(playable(), tasks_dataset(rows), None)
+        Setup(GAMES, EpisodeLimits(5), None, None, tasks_dataset(rows), None)
 
 
 def test_an_environment_that_only_a_panel_plays_is_used():
@@ -107,15 +109,15 @@ def test_a_dictionary_of_agents_by_its_name(tmp_path):
 
 
 def test_prompts_by_environment():
-    templates = prompt_template_of(GAMES)
+    templates = templates_of(GAMES)
     assert [templates.of(name) for name in ("lamp", "shop", "speaker")] == [LAMP_PROMPT, TOOL_PROMPT, DEFAULT_PROMPT]
-    given = prompt_template_of(GAMES, {"shop": WORDED})
+    given = templates_of(GAMES, {"shop": WORDED})
     assert given.of("shop") is WORDED and given.of("lamp") is LAMP_PROMPT
-    assert prompt_template_of(GAMES, WORDED).of("lamp") is WORDED and prompt_template_of(GAMES, given) is given
-    assert prompt_template_of(Lamp) is LAMP_PROMPT and LAMP_PROMPT.of(None) is LAMP_PROMPT
+    assert templates_of(GAMES, WORDED).of("lamp") is WORDED and templates_of(GAMES, given) == given
+    assert templates_of(Lamp) is LAMP_PROMPT and LAMP_PROMPT.of(None) is LAMP_PROMPT
     for wrong in ({"shp": WORDED}, {"shop": "x"}, 3):
         with refused("prompt_template"):
-            prompt_template_of(GAMES, wrong)
+            templates_of(GAMES, wrong)
     # A class with tools and a wording of its own is asked with windows, as in a run of its own.
     for given, kind in (({"shop": WORDED}, ToolEnvironment), (None, ChatToolEnvironment)):
         assert playable(given=given).keywords["environments"]["shop"].func is kind
@@ -132,7 +134,7 @@ def test_limits_and_rewards_reach_each_environment():
 
     with refused("reward_funcs"):
         with_rewards(mixed({"lamp": Lamp, "shop": Shop}), bonus, None, None)
-    environment = text_environment_factory(with_rewards(mixed({"shop": Shop}), bonus, None, None), limits, None)()
+    environment = playable(with_rewards(mixed({"shop": Shop}), bonus, None, None), EpisodeLimits(5))()
     environment.reset(environment="shop", goal="mug", prompt="x")
     assert environment.step(says("done")).reward == 1.25
 
@@ -150,7 +152,7 @@ def test_reward_functions_get_the_columns_of_all_environments():
         {"environment": "shop", "goal": "mug", "prompt": "x", "answer": None},
         {"environment": "mall", "goal": "mug", "prompt": "x", "answer": "y"},
     ]
-    environment = text_environment_factory(factory, EpisodeLimits(3))()
+    environment = played_as(factory, EpisodeLimits(3), history="window")[0]()
     for row, reward in zip(rows, (0.25, 1.25)):
         check_reward_columns(factory, row)
         environment.reset(**row)
@@ -166,6 +168,6 @@ def test_a_run_describes_its_environments_and_prompts():
     assert described["kwargs"]["environments"]["lamp"]["import"].endswith(":Lamp")
     again = load_object(described).keywords["environments"]
     assert again["lamp"].__name__ == "Lamp" and again["speaker"].func is AgentEnvironment
-    templates = prompt_template_of(GAMES)
+    templates = templates_of(GAMES)
     assert load_prompt(describe_prompt(templates)) == templates
     assert describe_object(mixed({"lamp": lambda: Lamp(), "shop": partial(Lamp)})) is None

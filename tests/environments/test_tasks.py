@@ -10,8 +10,9 @@ from datasets import Dataset, DatasetDict, Image
 from refusals import refused
 from vision_models import drawing
 
-from g2po_trl import StepResult, TextEnvironment, tasks_dataset
-from g2po_trl.environments.tasks import check_datasets, decoded, read_tasks, task_id_of, tasks_hash
+from g2po_trl import EpisodeLimits, StepResult, TextEnvironment, tasks_dataset
+from g2po_trl.environments.setup import Setup
+from g2po_trl.environments.tasks import decoded, read_tasks, task_id_of, tasks_hash
 from g2po_trl.utils.images import as_picture
 
 ROWS = [
@@ -42,6 +43,10 @@ class Game(TextEnvironment):
     def step(self, action):
         return StepResult("the end", reward=float(action == "go"), terminated=True)
 """
+
+
+def check_datasets(environment_factory, train_dataset, eval_dataset=None):
+    Setup(environment_factory, EpisodeLimits(5), None, None, train_dataset, eval_dataset)
 
 
 def told(row):
@@ -108,6 +113,8 @@ def test_columns_that_no_task_can_have_are_refused(tmp_path):
     pictures = Dataset.from_dict({"picture": [str(tmp_path / "a.png")]})
     for dataset, field in (
         (pictures.with_transform(lambda batch: {"picture": [1]}), "train_dataset"),
+        (ONE.with_format("numpy"), "train_dataset"),
+        (tasks_dataset([{"seed": 1}]).with_format(None), "train_dataset"),
         (tasks_dataset([{"seed": 1}]).with_transform(lambda batch: {"seed": [1]}), "train_dataset"),
         (pictures.cast_column("picture", Image()), "picture"),  # its text differs each time
         (Dataset.from_dict({"self": [1]}), "Anything.reset"),

@@ -14,9 +14,10 @@ from toy_environments import Countdown
 from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.tools.trl_rewards import TRLEnvironment, check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.runs.run_json import describe_object, load_object
 
 
@@ -73,7 +74,7 @@ def double(number: int) -> int:
 def chat(environment_factory, *rewards, turns=9, history="conversation"):
     """Return an environment with these reward functions, their weights, and tools."""
     factory = with_rewards(environment_factory, *rewards, *[None] * (3 - len(rewards)))
-    return text_environment_factory(factory, EpisodeLimits(turns), history)
+    return played_as(factory, EpisodeLimits(turns), None, history)[0]
 
 
 PROMPT = [{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
@@ -176,7 +177,7 @@ def test_a_run_describes_reward_functions():
     again = load_object(json.loads(json.dumps(described)))
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
-    assert prompt_template_of(again) is prompt_template_of(Safe)
+    assert played_as(again, EpisodeLimits())[1] is TOOL_PROMPT
 
 
 @pytest.mark.parametrize("code", ["12", "21"])

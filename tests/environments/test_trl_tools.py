@@ -26,7 +26,7 @@ from g2po_trl import (
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.environments.validation import constructed, validate_step
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
@@ -43,9 +43,12 @@ def test_default_prompt_template_is_the_class_attribute():
     class WithPrompt(TextEnvironment):
         prompt_template = mine
 
-    assert prompt_template_of(TextEnvironment) is prompt_template_of(lambda: WithPrompt()) is DEFAULT_PROMPT
-    assert prompt_template_of(WithPrompt) is prompt_template_of(partial(WithPrompt)) is mine
-    assert prompt_template_of(Safe) is prompt_template_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    for made, template in (
+        *((made, DEFAULT_PROMPT) for made in (TextEnvironment, lambda: WithPrompt())),
+        *((made, mine) for made in (WithPrompt, partial(WithPrompt))),
+        *((made, TOOL_PROMPT) for made in (Safe, partial(ToolEnvironment, Safe, 5))),
+    ):
+        assert played_as(made, EpisodeLimits())[1] is template
     assert not is_tool_environment(lambda: Safe())
 
 
@@ -119,7 +122,7 @@ def test_code_of_the_model_that_exits_is_answered(history):
             """
             exec(code)
 
-    python = text_environment_factory(Python, EpisodeLimits(9), history)()
+    python = played_as(Python, EpisodeLimits(9), None, history)[0]()
     python.reset()
     action = call("run", code="exit(3)") if history == "window" else calls(("run", {"code": "exit(3)"}))
     assert "error" in validate_step(python.step(action), "step").observation.text
@@ -136,7 +139,7 @@ def test_a_connection_opened_in_reset_lives_in_tools():
 
 
 def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
-    with EnvironmentPool(text_environment_factory(Telephone, EpisodeLimits(9)), PoolLimits(1)) as pool:
+    with EnvironmentPool(played_as(Telephone, EpisodeLimits(9), history="window")[0], PoolLimits(1)) as pool:
         for calls, message in (
             ([call("hang_up"), call("say", word="x")], "the line is dead"),
             ([call("smash")], "in pieces"),
@@ -148,12 +151,12 @@ def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
 
 
 def test_workers_need_no_torch_to_describe_tools():
-    factory = text_environment_factory(Safe, EpisodeLimits(5))
+    factory = played_as(Safe, EpisodeLimits(5), history="window")[0]
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         (first,) = pool.reset([{"code": "12"}])
         assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
         assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()
-    assert text_environment_factory(TextEnvironment, EpisodeLimits(5)) is TextEnvironment
+    assert played_as(TextEnvironment, EpisodeLimits(5), history="window")[0] is TextEnvironment
 
 
 def test_the_last_turn_is_paid():
@@ -188,8 +191,8 @@ class Broken(TextEnvironment):
     [
         (lambda: ToolEnvironment(NoReward, 3), "get_reward of NoReward"),
         (lambda: ToolEnvironment(NoTool, 3), "the tools of NoTool"),
-        (lambda: text_environment_factory(Mumbling, EpisodeLimits(5)), "kick"),
-        (lambda: prompt_template_of(Broken), "prompt_template"),
+        (lambda: played_as(Mumbling, EpisodeLimits(5), history="window")[0], "kick"),
+        (lambda: played_as(Broken, EpisodeLimits()), "prompt_template"),
         (lambda: constructed(lambda: Safe(), "it"), "step"),
     ],
 )
@@ -213,7 +216,7 @@ def test_several_calls_and_chance_are_played_again(max_turns):
     """Also those that the last turn ends; and failed calls change nothing."""
     two = call("ticket", who="a") + call("ticket", who="b")
     actions = [two, call("ticket", where="c"), two, call("ticket", who="d"), "That is all."]
-    factory = text_environment_factory(Counter, EpisodeLimits(max_turns))
+    factory = played_as(Counter, EpisodeLimits(max_turns), history="window")[0]
     episode = check_played_again(factory, {"seed": 3}, actions, max_turns)
     assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
     assert "\nticket 2 of b: window " in episode.steps[1].observation

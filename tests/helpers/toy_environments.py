@@ -81,7 +81,7 @@ def numpy_values():
     info = {"success": np.True_, "score": np.float32(0.5), "counts": np.array([1, 2]), "loss": float("nan")}
     info |= {"path": "half \ud800", "object": Unloadable(), 1: {np.inf, -np.inf}}
     seen = Observation("x", admissible_actions=np.array(["a", "b"]))
-    return StepResult(seen, np.array([0.5]), np.bool_(True), info=info)
+    return StepResult(seen, np.float32(0.5), np.bool_(True), info=info)
 
 
 def child(path):
@@ -107,8 +107,9 @@ def fail(_):
     raise RuntimeError("no" * 100_000)
 
 
-FAULTS = {"child": child, "fork": fork, "kill": kill, "signal": kill, "raise": fail, "input": lambda _: input()}
+FAULTS = {"child": child, "fork": fork, "kill": lambda _: kill(), "signal": kill, "raise": fail}
 FAULTS |= {"sleep": lambda seconds: time.sleep(float(seconds)), "exit": lambda code: sys.exit(int(code))}
+FAULTS |= {"input": lambda _: input()}
 
 
 class FaultyEnvironment(TextEnvironment):

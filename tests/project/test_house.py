@@ -68,7 +68,6 @@ BUDGETS = {
 ABOVE: dict[str, int] = {
     "the top": 1902,
     "prompts": 1733,
-    "environments": 1411,
     "evaluation, check": 1948,
     "cli": 2040,
     "utils": 1226,

@@ -17,7 +17,7 @@ from trl.chat_template_utils import parse_response
 
 from g2po_trl import EpisodeLimits, Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
-from g2po_trl.environments.setup import default_history, text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
@@ -116,7 +116,7 @@ def test_request_that_is_too_long_ends_the_episode_by_name(play):
     assert trajectory.failure_reason.startswith("prompt too long: the conversation")
 
 
-TOOLS = text_environment_factory(Safe, EpisodeLimits(4), "conversation")
+TOOLS = played_as(Safe, EpisodeLimits(4))[0]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
 
 
 def rollout_of_ours(encoder, prompt, script, max_completions):
-    factory = text_environment_factory(Safe, EpisodeLimits(max_completions), "conversation")
+    factory = played_as(Safe, EpisodeLimits(max_completions))[0]
     environment, episode = factory(), Episode("safe")
     conversations = Conversations(encoder, PromptTemplate("", ""), None, RolloutStats())
     episode.open(environment.reset(prompt=prompt))
@@ -284,7 +284,7 @@ def test_tool_calls_are_counted_as_called_readable_and_known(play, history):
     def write(prompt):
         return SAID[max(SAID, key=lambda kind: prompt.rfind(f" {kind} "))] + "<|im_end|>"
 
-    factory = text_environment_factory(Safe, EpisodeLimits(1), history)
+    factory = played_as(Safe, EpisodeLimits(1), None, history)[0]
     wording = {"template": TOOL_PROMPT} if history == "window" else {}
     trajectories, _, _ = play(tasks, factory, write, max_turns=1, history=history, **wording)
     kinds = [t.steps[0].call for t in trajectories]
@@ -318,9 +318,9 @@ class Worded(Safe):
 
 
 def test_class_with_a_wording_of_its_own_stays_in_the_window():
-    assert default_history(Safe, None) == "conversation"
+    assert played_as(Safe, EpisodeLimits())[2] == "conversation"
     for environment, template in ((Worded, None), (Safe, WITH_ACTIONS), (Countdown, None)):
-        assert default_history(environment, template) == "window"
+        assert played_as(environment, EpisodeLimits(), template)[2] == "window"
 
 
 @pytest.mark.parametrize("history", ["window", "conversation"])

@@ -12,7 +12,7 @@ from toy_environments import Countdown, Slow
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits
 from g2po_trl.environments.episode_limits import LIMITS
-from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.several import check_limits, mixed
 from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.metrics import flat, summarize
@@ -37,7 +37,7 @@ def answer(episodes, tokens=0, words=("go",) * 99, number_of_calls=0):
 
 
 def play(factory, limits, tasks, history="conversation", **script):
-    factory = text_environment_factory(factory, limits, history)
+    factory = played_as(factory, limits, None, history)[0]
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         return Player(pool, ScriptedActor(partial(answer, **script)), limits).play(tasks)[0]
 

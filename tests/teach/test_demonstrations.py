@@ -14,7 +14,7 @@ from tools_by_hand import Safe
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.setup import agent_factory, text_environment_factory
+from g2po_trl.environments.setup import agent_factory, played_as
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
@@ -53,8 +53,8 @@ def in_corridors(expert, lengths, **options):
 PLAIN = PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)
 CHAT = {"history": "conversation"}
 NATIVE_CHAT = {**CHAT, "tokenizer": tokenizer_of("qwen2_5")}
-SAFE = text_environment_factory(Safe, EpisodeLimits(6))
-TALK_TO_SAFE = text_environment_factory(Safe, EpisodeLimits(6), "conversation")
+SAFE = played_as(Safe, EpisodeLimits(6), history="window")[0]
+TALK_TO_SAFE = played_as(Safe, EpisodeLimits(6))[0]
 GAMES = {
     "window": (Corridor, {"length": 3}, {}),
     "conversation": (Corridor, {"length": 3}, CHAT),
@@ -157,7 +157,7 @@ def test_recorded_episodes_are_played_again():
 
 
 def test_random_episodes():
-    safe = text_environment_factory(Safe, EpisodeLimits(3), "conversation")
+    safe = played_as(Safe, EpisodeLimits(3))[0]
     played = play(safe, [{}] * 4, random_answer, tokenizer_of("qwen2_5"), max_turns=3)
     names = {call["function"]["name"] for t in played for step in t.steps for call in step.response["tool_calls"]}
     assert names == {"turn", "listen"}

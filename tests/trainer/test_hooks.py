@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from g2po_trl import read_jsonl, tasks_dataset
-from g2po_trl.environments.tasks import plain
 from g2po_trl.runs.panel import check_evaluations
 
 PANEL = TASKS.select(range(2))
@@ -195,9 +194,6 @@ def test_metrics_that_evaluations_have_are_accepted(make_trainer):
         check_evaluations(trainer.args, panels)
 
 
-# -- datasets with a format -------------------------------------------------------------------------------------------
-
-
 class Recording(LetterEnvironment):
     """Says in its first observation what `reset` was given."""
 
@@ -205,33 +201,16 @@ class Recording(LetterEnvironment):
         return replace(super().reset(seed), text=repr({"seed": seed, **row}))
 
 
-ROWS = [{"seed": n, "size": n / 2, "name": str(n), "places": [n, 1], "more": {"deep": [n]}} for n in range(4)]
-
-
-def formats():
-    table = Dataset.from_list(ROWS)
-    for name in ("pandas", "numpy", "torch", "arrow"):
-        yield name, table.with_format(name)
-    yield "columns", table.add_column("other", [0] * 4).with_format("numpy", columns=list(ROWS[0]))
-    yield "tasks", tasks_dataset(ROWS).with_format("pandas")
-    yield "unformatted tasks", tasks_dataset(ROWS).with_format(None)
-
-
-@pytest.mark.parametrize("name", [name for name, _ in formats()])
-def test_rows_of_any_format_are_plain_data(name):
-    data = dict(formats())[name]
-    for rows in (list(plain(data)), [plain(data)[place] for place in range(len(data))]):
-        assert repr(rows) == repr(ROWS), "types too"
-    assert list(plain({"a": data})["a"]) == ROWS
-
-
 def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_trainer, tmp_path):
-    data = dict(formats())["pandas"]
+    rows = [{"seed": n, "size": n / 2, "name": str(n), "places": [n, 1], "more": {"deep": [n]}} for n in range(4)]
+    data = Dataset.from_list(rows)
     trainer = make_trainer(Recording, dataset=data, eval_dataset=data, max_steps=1, beta=0.0)
     trainer.train()
     trainer.evaluate()
     trainer.evaluate(data, metric_key_prefix="again")
-    assert [json.loads(line) for line in (tmp_path / "out" / "panels" / "eval.jsonl").open()] == ROWS
+    assert [json.loads(line) for line in (tmp_path / "out" / "panels" / "eval.jsonl").open()] == rows
     for kind in ("train-000001", "eval-000001", "again-000001"):
         seen = {one.steps[0].observation for one in read_jsonl(tmp_path / "out" / "trajectories" / f"{kind}.jsonl")}
-        assert seen and seen <= {repr(row) for row in ROWS}, kind
+        assert seen and seen <= {repr(row) for row in rows}, kind
+    with refused("again_dataset"):
+        trainer.evaluate(data.with_format("numpy"), metric_key_prefix="again")

@@ -22,7 +22,7 @@ from ...environments.causes import describe_failure
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ...environments.setup import text_environment_factory
+from ...environments.setup import played_as
 from ...environments.several import player_of
 from ...environments.tasks import check_task_columns
 from ...evaluation.agents import ChatActor, TextActor
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         limits = EpisodeLimits(options.max_turns or run.get("play", {}).get("max_turns") or TURNS)
         made = partial(made, **options.environment_options) if options.environment_options else made
         made, row = player_of(made, options.of_line(tasks))
-        played = play(text_environment_factory(made, limits), row, Typed(), limits, options)
+        played = play(played_as(made, limits, history="window")[0], row, Typed(), limits, options)
     number, why = len(played.steps), f": {played.failure_reason}" if played.failure_reason else ""
     end = f"{played.outcome} after {number} step{'s' * (number != 1)}, reward {played.reward:g}{why}"
     print(printable(f"\n{played.final_observation or ''}\n\n{end}"))

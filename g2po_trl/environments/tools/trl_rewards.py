@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...prompts.conversation import Message
-from ...utils.errors import G2POError
 from ...utils.options import is_of_kind, require
 from ..contract import TextEnvironment
 from ..several import environments_of, mixed, player_of
-from ..validation import unwrap_factory
+from ..validation import check_call, unwrap_factory
 
 NOT_TOOLS = ("reset", "get_reward", "close")
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
@@ -107,8 +106,8 @@ def with_rewards(
     fits = all(callable(function) and not hasattr(function, "forward") for function in functions)
     remedy = "they are called in environment workers; in place of a reward model, pass a function that asks a server"
     require(fits, "reward_funcs", functions, remedy)
-    is_named = len(named_functions(functions)) == len(functions)
-    require(is_named, "reward_funcs", functions, "give each a __name__ of its own")
+    are_named = len(named_functions(functions)) == len(functions)
+    require(are_named, "reward_funcs", functions, "give each a __name__ of its own")
     keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
     given = {name: value for name, value in keywords.items() if value}
     return functools.partial(TRLEnvironment, environment_factory=environment_factory, **given)
@@ -126,18 +125,12 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
 def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
     """Refuse (`G2POError`) a reward function that cannot be called with the columns of a task."""
     environment_factory, _ = player_of(environment_factory, task)
-    if unwrap_factory(environment_factory) is not TRLEnvironment:
-        return
-    keywords = environment_factory.keywords
-    given = {"prompts", "completions", *task} - {*_NOT_COLUMNS}
-    given |= set() if keywords["environment_factory"] is None else {"environments"}
-    for function in keywords.get("reward_funcs", ()):
-        try:
-            inspect.signature(function).bind(**dict.fromkeys(given))
-        except TypeError as error:
-            what = f"reward_funcs: {function} is called with {', '.join(sorted(given))} ({error})"
-            remedy = "add the column, give the argument a default, or add **kwargs"
-            raise G2POError(f"{what}: {remedy}", "reward_funcs", function) from error
+    if unwrap_factory(environment_factory) is TRLEnvironment:
+        keywords, remedy = environment_factory.keywords, "add the column, give the argument a default, or add **kwargs"
+        own = [] if keywords["environment_factory"] is None else ["environments"]
+        given = ["prompts", "completions", *own, *(name for name in task if name not in _NOT_COLUMNS)]
+        for function in keywords.get("reward_funcs", ()):
+            check_call(function, "reward_funcs", given, f"reward_funcs: {function}", remedy)
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:

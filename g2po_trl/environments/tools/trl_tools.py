@@ -47,8 +47,7 @@ _BLOCKS = ("text", "image", "image_url", "audio", "video")  # as in TRL
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Return whether it is a tool-based class: `reset` and no `step`. Plain functions never count; wrap them."""
     made = unwrap_factory(environment_factory)
-    is_class = inspect.isclass(made) and callable(getattr(made, "reset", None))
-    return made is TRLEnvironment or (is_class and not hasattr(made, "step"))
+    return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
 
 
 def tool_environment_factory(environment_factory: Callable, max_turns: int, in_window: bool) -> Callable:
@@ -121,7 +120,7 @@ class ToolEnvironment(TextEnvironment):
     def _start(self, row: dict[str, Any]) -> Message:
         """Start a task: the row's `prompt` becomes messages. Return what `reset` returned, as a message."""
         self._turns, self._completion = 0, []
-        prompt = row.get("prompt") or [{"role": "user", "content": ""}]
+        prompt = row.get("prompt") or ""
         self._prompt = normalize_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         first = self._await(self.rewarded.reset(**row))
         return {"role": "user", **_content("" if first is None else first, "reset")}
