@@ -46,10 +46,10 @@ from .environments.setup import Setup, agent_factory, check_start
 from .environments.several import mixed
 from .environments.tasks import check_rows, decoded, panels_of, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
-from .prompts.chat_template import DATE, get_chat_template, get_tokenizer
 from .prompts.conversation import pictures_of
 from .prompts.images import ImageInputs
 from .prompts.template import PromptTemplate
+from .prompts.tokenization import DATE, get_chat_template, get_tokenizer
 from .rollout.actor import PromptActor
 from .rollout.conversations import request_of
 from .rollout.episode import Episode

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
-from .prompts.chat_template import get_chat_template
+from .prompts.tokenization import get_chat_template
 from .trajectory import Trajectory
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError

@@ -37,9 +37,8 @@ from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.setup import agent_factory, played_as
 from g2po_trl.environments.several import environments_of
 from g2po_trl.environments.tasks import split_tasks, task_id_of
-from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import reads_images
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach import experts
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows

@@ -21,10 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling, derived_seed
 from ..engines.transformers import TransformersEngine
-from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
 from ..prompts.images import ImageEncoder, ImageInputs, load_processing_class, load_processor
-from ..prompts.tokenization import ChatEncoder
+from ..prompts.tokenization import ChatEncoder, get_tokenizer
 from ..rollout.conversations import cut_before, sampling_of
 from ..utils.adapters import adapter_of, load_adapter
 from ..utils.errors import G2POError

@@ -17,9 +17,9 @@ from itertools import chain, takewhile
 
 from ..utils.errors import G2POError
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
-from .fitting import Prompt, PromptTooLongError, cut_middle, longest, without_images
+from .template import Prompt, PromptTooLongError, cut_middle, longest, without_images
 from .tokenization import ChatEncoder
-from .tool_format import Tools, make_tool_format
+from .tool_calls import Tools, make_tool_format
 
 logger = logging.getLogger(__name__)
 

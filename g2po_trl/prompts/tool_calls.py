@@ -1,13 +1,25 @@
-"""Tool calls in text, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, and the prompt that asks for them."""
+"""Tool calls: how a model is shown tools, and how its calls are read: by its chat template, or in words.
+
+In words, a call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from ..utils.json import to_json
+from .conversation import Message, plain
 from .template import ParsedCompletion, PromptTemplate
+from .tokenization import get_chat_template, get_tokenizer
 
+Tools = list[dict[str, Any]] | None
+_ODD_TEXT = '\n  it\'s "a\\b"\n'  # an argument that some forms do not write as they read it
 # Its end is outside of JSON's strings, whose texts may have such a tag; without whole strings, the first one.
 CALL = re.compile(r'<tool_call>((?:"(?:[^"\\]|\\.)*+"|[^"<]++|<)*?|.*?)</tool_call>', re.DOTALL)
 OPEN_CALL = "<tool_call>"
@@ -93,3 +105,208 @@ TOOL_PROMPT = PromptTemplate(
     history_entry="{observation}\nYou: {action}",
     parse_completion=parse_tool_calls,
 )
+
+
+def make_tool_format(processing_class) -> ProseTools:
+    """Return the native format if the chat template renders calls and their results, and its calls can be read.
+
+    They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
+    written as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Otherwise tools are described in prose.
+    """
+    from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
+
+    own = copy.copy(get_tokenizer(processing_class))  # the user's stays as it is
+    own.chat_template, is_supported = get_chat_template(processing_class), False
+    with suppress(Exception):  # templates raise errors of any class
+        is_supported = supports_tool_calling(processing_class)
+    if is_supported and not own.response_template:
+        with suppress(ValueError):  # not among TRL's templates
+            add_response_schema(own)
+    native = NativeTools(own) if is_supported else None
+    can_be_read = native and (own.response_template or native.comes_back("probe", ("a", True)))
+    return native if can_be_read else ProseTools(own)
+
+
+class ProseTools:
+    """Tools described in the system message; calls and results as text, `<tool_call>{"name": …, …}</tool_call>`.
+
+    `own` is the model's tokenizer, which tells whether the prompt opens a thought.
+    """
+
+    native = False
+
+    def __init__(self, own=None):
+        self.own = own
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        """Return the messages and tools as the chat template takes them."""
+        rendered = [_as_prose(message) for message in messages]
+        if tools:
+            instructions = HOW_TO_CALL.format(tools="\n".join(to_json(tool.get("function", tool)) for tool in tools))
+            system = [] if rendered[0]["role"] != "system" else [rendered.pop(0)["content"]]
+            content = "\n\n".join(filter(None, [*system, instructions]))
+            rendered.insert(0, {"role": "system", "content": content})
+        return rendered, None
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        """Return the assistant's message in a completion, and whether its tool calls could be read.
+
+        `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
+        """
+        if not tools:
+            return {"role": "assistant", "content": text.strip()}, True
+        message, is_finished = _read_thought(text, self._end_of(prompt_ids))
+        if not is_finished or OPEN_CALL not in message["content"]:
+            return message, is_finished
+        try:
+            functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
+            calls = plain([{"type": "function", "function": function} for function in functions], "a call")
+        except ValueError:
+            return message, False
+        return message | {"content": CALL.sub("", message["content"]).strip(), "tool_calls": calls}, True
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
+        return "" if self.own is None else self.own.decode(prompt_ids[-8:])
+
+
+class NativeTools(ProseTools):
+    """Tools that the chat template renders; completions are read by TRL's `parse_response`, or without it as prose.
+
+    Tools are described in prose if a call with their names does not come back as it was written: `get-weather`, or a
+    text with line breaks and quotes, in some formats.
+    """
+
+    native = True
+
+    def __init__(self, own):
+        super().__init__(own)
+        read_by = copy.deepcopy(own.response_template)
+        field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
+        values = field.get("content_args", {})
+        if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
+            pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
+            field["content_args"], own.response_template = {"tag_pattern": pattern}, read_by
+        patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
+        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
+        self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
+        parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
+        self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
+        self.comes_back = functools.lru_cache(1000)(self._comes_back)
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        return super().render(messages, tools) if self._needs_prose(tools) else (list(messages), tools or None)
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        if not self._needs_prose(tools):
+            return self._read(text, ids, prompt_ids, tools)
+        message, valid = super().parse(text, ids, prompt_ids, tools)
+        return message, valid and not any(tag in message["content"] for tag in self._tags)  # of a call of its own form
+
+    def _read(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        from ..utils.trl_compat import parse_response
+
+        if not self.own.response_template or not ids:
+            return super().parse(text, ids, prompt_ids, tools) if tools else (_read_thought(text)[0], True)
+        written = self.own.decode(ids)
+        try:
+            if "<|channel|>" in written or "<|message|>" in written:
+                read = read_harmony(written)
+            else:
+                read = parse_response(self.own, list(ids), prefix=list(prompt_ids), tools=tools)
+            calls = plain(list(read.get("tool_calls") or ()), "a call")
+            if calls and not _read_thought(written, self._end_of(prompt_ids))[1]:
+                raise ValueError("the thought is not finished")
+            for call in calls:
+                call["function"] = check_call(call["function"])
+        except (ValueError, RecursionError):
+            return self._in_json(text, ids, prompt_ids, tools)
+        if calls and not tools:  # the agent asked for a text, and reads nothing else
+            return _read_thought(text)[0], True
+        message: Message = {"role": "assistant", "content": read.get("content") or ""}
+        if thought := (read.get("reasoning_content") or "").removesuffix(self.own.eos_token or ""):
+            message["reasoning_content"] = thought
+        shown = written.replace(thought, "", 1)
+        around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
+        if tools and (not self._are_whole(calls, shown) or any(tag in around for tag in self._tags)):
+            return self._in_json(text, ids, prompt_ids, tools)
+        return message | ({"tool_calls": calls} if calls else {}), True
+
+    def _in_json(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        """Return calls that TRL does not read, whose arguments have a closing tag; or the text, invalid with tools."""
+        message, valid = super().parse(text, ids, prompt_ids, tools)
+        is_call = valid and "tool_calls" in message
+        return (message, True) if is_call else ({"role": "assistant", "content": text.strip()}, not tools)
+
+    def _are_whole(self, calls: Sequence, shown: str) -> bool:
+        """Return whether these are all calls and their bodies are arguments; TRL skips what it cannot read of them."""
+        if not self._parts:
+            return True
+        opening, closing, argument = self._parts
+        begun = list(opening.finditer(shown))
+        ended = [closing.search(shown, one.end()) for one in begun]
+        left = [argument.sub("", shown[one.end() : end.start()]) for one, end in zip(begun, ended) if end]
+        are_read = [re.fullmatch(r"[\s,]*(</function>)?\s*", body) for body in left]
+        return all(are_read) and len(calls) == len(begun) == len(left)
+
+    def _needs_prose(self, tools: Tools) -> bool:
+        for function in (tool.get("function", tool) for tool in tools or ()):
+            schema = function.get("parameters")
+            properties = schema.get("properties") if isinstance(schema, dict) else None
+            named = properties.items() if isinstance(properties, dict) else ()
+            arguments = [(str(name), _has_type(one)) for name, one in named]
+            if not self.comes_back(str(function.get("name")), *arguments):
+                return True
+        return False
+
+    def _comes_back(self, name: str, *arguments: tuple[str, bool]) -> bool:
+        """Return whether a call is read as the chat template writes it; of each argument, whether it has a type."""
+        properties = {argument: {"type": "string"} if has_type else {} for argument, has_type in arguments}
+        parameters = {"type": "object", "properties": properties}
+        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}]
+        values = {argument: _ODD_TEXT if has_type else 7 for argument, has_type in arguments}
+        function = {"name": name, "arguments": values}
+        call, asked = {"type": "function", "function": function}, [{"role": "user", "content": "x"}]
+        with suppress(Exception):  # templates raise errors of any class
+            text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
+            whole = text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+            starts = (text(asked, add_generation_prompt=True), text(asked), "")
+            start = next(one for one in starts if whole.startswith(one))
+            parts = self.own([whole[len(start) :], start], add_special_tokens=False)["input_ids"]
+            return self._read(whole[len(start) :], *parts, tools)[0].get("tool_calls") == [call]
+        return False
+
+
+def _has_type(schema: Any) -> bool:
+    """Return whether an argument's schema has types: in some forms, they alone tell `null` and `7` from texts."""
+    if not isinstance(schema, dict):
+        return False
+    parts = schema.get("anyOf") or schema.get("oneOf")
+    return "type" in schema or (isinstance(parts, list) and all(map(_has_type, parts)))
+
+
+def read_harmony(written: str) -> Message:
+    """Return the message in a completion of gpt-oss, whose headers name channel and recipient in any order."""
+    message: Message = {"content": "", "tool_calls": []}
+    for header, _, text in (part.partition("<|message|>") for part in re.split(r"<\|start\|>assistant", written)):
+        text = re.split(r"<\|(?:call|end|return)\|>", text)[0]
+        if called := re.search(r"to=functions\.([^\s<]+)", header):
+            function = {"name": called[1], "arguments": json.loads(text)}
+            message["tool_calls"].append({"type": "function", "function": function})
+        else:
+            message["reasoning_content" if "analysis" in header else "content"] = text
+    return message
+
+
+def _as_prose(message: Message) -> Message:
+    images = {"images": message["images"]} if "images" in message else {}
+    if message["role"] == "tool":
+        return {"role": "user", "content": message["content"], **images}
+    calls = [f"{OPEN_CALL}{to_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls])), **images}
+
+
+def _read_thought(text: str, prompt_end: str = "") -> tuple[Message, bool]:
+    """Return the message in a completion, its thought apart, and whether that is finished."""
+    thought, answer = split_thought(text, prompt_end)
+    reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if answer != text else {}
+    return {"role": "assistant", "content": (answer or "").strip(), **reasoning}, answer is not None

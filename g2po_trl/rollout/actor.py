@@ -15,9 +15,8 @@ from ..engines.sampling import Sampling, derived_seed
 from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest
 from ..prompts.conversation_encoder import ConversationEncoder, RefusedConversationError
-from ..prompts.fitting import Prompt, PromptTooLongError, fit_prompt
 from ..prompts.images import UnreadableImageError
-from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
+from ..prompts.template import DEFAULT_PROMPT, Prompt, PromptTemplate, PromptTooLongError, fit_prompt, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
 from ..utils.errors import G2POError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, response_action
 from ..prompts.conversation_encoder import ConversationEncoder, Transcript
-from ..prompts.fitting import Prompt
-from ..prompts.template import PromptTemplate
+from ..prompts.template import Prompt, PromptTemplate
 from ..prompts.tool_calls import call_in
 from ..trajectory import Step
 from .episode import Episode

@@ -19,10 +19,9 @@ from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
-from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs
 from g2po_trl.prompts.template import PromptTemplate
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.runs.callbacks import joined

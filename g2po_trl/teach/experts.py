@@ -25,7 +25,7 @@ from g2po_trl.environments.tasks import task_id_of
 from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment
 from g2po_trl.environments.validation import is_agent, validate_observation
 from g2po_trl.prompts.conversation import ChatResponse, Message, normalize_messages
-from g2po_trl.prompts.tool_format import ProseTools
+from g2po_trl.prompts.tool_calls import ProseTools
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.options import require

@@ -18,9 +18,8 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.pool.pool import EnvironmentPool
-from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import IMAGES, state_rows

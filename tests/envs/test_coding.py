@@ -16,7 +16,7 @@ from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.cli.commands.init import FILES, SOURCES
 from g2po_trl.environments.loading import import_named, load
 from g2po_trl.prompts.conversation import ChatResponse
-from g2po_trl.prompts.tool_format import make_tool_format
+from g2po_trl.prompts.tool_calls import make_tool_format
 
 CODING = SOURCES["coding"]
 REPOSITORIES = [json.loads(line) for line in (CODING / "repositories.jsonl").read_text().splitlines()]

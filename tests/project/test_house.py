@@ -67,7 +67,7 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "prompts": 1733,
+    "prompts": 1715,
     "evaluation, check": 1948,
     "cli": 2040,
     "utils": 1226,

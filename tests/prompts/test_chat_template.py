@@ -11,9 +11,8 @@ from tokenizers import normalizers, processors
 from trained_tokenizers import trained, words_of
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
-from g2po_trl.prompts.chat_template import ChatTemplate
 from g2po_trl.prompts.template import DEFAULT_PROMPT, PromptTemplate
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tokenization import ChatEncoder, ChatTemplate
 
 # In the manner of families, in words of these tests; TRL's templates are in test_conversation_encoder.py.
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

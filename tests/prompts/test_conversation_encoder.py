@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.prompts.tool_format import NativeTools, ProseTools
+from g2po_trl.prompts.tool_calls import NativeTools, ProseTools
 
 USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
 ANSWER, LATE = {"role": "assistant", "content": "hm"}, {"role": "system", "content": "since then"}

@@ -18,14 +18,12 @@ from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation, validate_step
-from g2po_trl.prompts.chat_template import merge_same_roles
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse, normalize_messages, pictures_of
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
-from g2po_trl.prompts.fitting import fit_prompt
 from g2po_trl.prompts.images import ImageEncoder, ImageInputs
 from g2po_trl.prompts.state_keys import request_key, workspace_key
-from g2po_trl.prompts.template import PromptTemplate
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.template import PromptTemplate, fit_prompt
+from g2po_trl.prompts.tokenization import ChatEncoder, merge_same_roles
 from g2po_trl.utils.images import PLACE, as_picture, read_png
 
 FIRST, SECOND, THIRD = (as_picture(drawing(seed, 24 + 8 * seed)) for seed in (1, 2, 3))

@@ -10,8 +10,7 @@ from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, split_thought
-from g2po_trl.prompts.tool_format import ProseTools
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT, ProseTools, parse_tool_calls, split_thought
 
 
 def tool(name):
@@ -113,6 +112,22 @@ def test_an_argument_is_read_as_it_is_shown_whatever_it_is_called(encoders, temp
     schema["function"]["parameters"]["properties"] = {name: {"type": "string", "description": "x"}}
     read, length = shown(*encoders(template), function, [schema])
     assert read(length) == ([function], True)
+
+
+REF = {"$ref": "#/$defs/Point"}
+OPTIONAL = {"anyOf": [REF, {"type": "null"}]}
+VALUES = [({}, None), ({}, 7), (REF, {"k": [7]}), (OPTIONAL, {"k": 7}), ({"type": ["string", "null"]}, None)]
+
+
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_values_that_are_no_texts_do_not_become_texts(encoders, template):
+    """In XML `null` and `7` are told from texts by the types of a schema; tools without are described in words."""
+    for schema, value in VALUES:
+        function, described = {"name": "write", "arguments": {"text": value}}, tool("write")
+        described["function"]["parameters"]["properties"]["text"] = schema | {"description": "x"}
+        read, length = shown(*encoders(template), function, [described])
+        as_written = template.startswith("gemma4") and value is None  # some write None, which is no JSON
+        assert read(length) in (([function], True), ([], False))[: 1 + as_written]
 
 
 HALF = "<tool_call>\n<function=write>\n<parameter=text>\n/d\n</parameter>\n"

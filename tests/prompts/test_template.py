@@ -6,8 +6,14 @@ from refusals import refused
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, parse_as_released
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
-from g2po_trl.prompts.fitting import fit_prompt
-from g2po_trl.prompts.template import PromptTemplate, last_line, last_steps, parse_plain, parse_think_action
+from g2po_trl.prompts.template import (
+    PromptTemplate,
+    fit_prompt,
+    last_line,
+    last_steps,
+    parse_plain,
+    parse_think_action,
+)
 
 OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 
