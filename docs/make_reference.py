@@ -124,7 +124,7 @@ def shortened(text: str) -> str:
 def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
     for command in COMMANDS:
-        if command not in ("env", "version"):  # they have no options
+        if command != "version":  # it has no options
             parts += [f"\n## g2po {command}\n", "```text", shortened(help_of(command)), "```"]
     return "\n".join(parts) + "\n"
 

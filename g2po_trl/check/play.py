@@ -76,7 +76,7 @@ class AnswerActor(TextActor):
     def _step(self, episode: Episode) -> Step | None:
         answer, request = self.choose(episode), episode.observation.request
         if answer is None:
-            return episode.give_up("no answer: the expert gave up")
+            return episode.give_up("no answer")
         if isinstance(answer, str):
             return episode.step(answer, None)
         call = request.call_in(answer.message(), answer.content, valid=True)

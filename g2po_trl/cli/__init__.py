@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 
 from ..utils.errors import G2POError
 from .parser import nearest
@@ -20,7 +20,7 @@ GROUPS = {
     "Prepare": {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
-        "play": "play an environment in the terminal: you or a model",
+        "play": "play an environment yourself, in the terminal",
         "estimate": "estimate the memory and tokens of a training run",
     },
     "Train": {
@@ -37,8 +37,7 @@ GROUPS = {
         "serve": "serve an environment over OpenEnv",
     },
     "About": {
-        "env": "print the versions and GPUs of this machine, for bug reports",
-        "version": "print the version of g2po-trl",
+        "version": "print the versions of g2po-trl, its libraries and Python, for bug reports",
     },
 }
 COMMANDS = [name for group in GROUPS.values() for name in group]
@@ -74,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     if name in ("--version", "version"):
-        print(f"g2po-trl {version('g2po-trl')}")
+        from ..runs.run_json import installed_versions  # with numpy
+
+        versions = {**installed_versions(), "python": platform.python_version()}
+        print("\n".join(f"{package:14} {number}" for package, number in versions.items()))
         return
     try:
         if name not in COMMANDS:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _LAUNCHED = "G2PO_LAUNCHED"  # variable of the processes that are started here
-VIEW = "G2PO_VIEW"  # variable: serve the viewer beside the training
 _PR_SET_PDEATHSIG = 1
 
 

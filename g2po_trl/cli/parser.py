@@ -34,14 +34,13 @@ Keys = Mapping[str, Any]
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
 ALIASES = {"model_name_or_path": "--model"}
-_FIELD = re.compile(r"^    ([a-z]\w*): ", re.MULTILINE)
 _OPTION = re.compile(r"^    ([a-z]\w*): [^\n]*= _?[a-z]\w*\(", re.MULTILINE)
-_SOURCES = {  # package -> files with options of recipes, and what the line of one is like
-    "g2po_trl": ("**/*.py", _OPTION),
-    "g2po_envs": ("**/*.py", _OPTION),
-    "g2po_recipes": ("*.py", _OPTION),
-    "trl": ("trainer/*_config.py", _FIELD),
-    "transformers": ("training_args.py", _FIELD),
+_SOURCES = {  # package -> files with options of recipes
+    "g2po_trl": "**/*.py",
+    "g2po_envs": "**/*.py",
+    "g2po_recipes": "*.py",
+    "trl": "trainer/*_config.py",
+    "transformers": "training_args.py",
 }
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
@@ -103,6 +102,7 @@ class Parser(argparse.ArgumentParser):
         self.types, self.groups = types, {None: self}
         self.fields: dict[str, dataclasses.Field] = {}
         self.kinds: dict[str, list[Any]] = {}  # of values
+        self.optional: set[str] = set()  # may be None
         self.arguments: dict[str, argparse.Action] = {}
         self.defaults: dict[str, Any] = {}
         help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
@@ -110,7 +110,9 @@ class Parser(argparse.ArgumentParser):
             for field in dataclasses.fields(kind):
                 if field.init and field.name not in self.fields:
                     text = help_of.get(field.name, field.metadata.get("help", ""))
-                    self._add_field(field, kinds_of(hints_of(kind)[field.name]), text)
+                    hint = hints_of(kind)[field.name]
+                    self.optional |= {field.name} if field.default is None or type(None) in get_args(hint) else set()
+                    self._add_field(field, kinds_of(hint), text)
         places = [str(action.metavar) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])
 
@@ -167,10 +169,14 @@ class Parser(argparse.ArgumentParser):
         asks_help = flags.pop("help", False)
         if unknown and not asks_help:
             raise G2POError(unknown_flag(unknown[0], self._option_string_actions), unknown[0])
-        keys = config(flags.pop("config", None), flags) if config else {}
+        file = flags.pop("config", None)
+        keys = config(file, flags) if config else {}
         if word := next((name for name in keys if name not in self.fields), None):
             known = nearest(word, self.fields, "--help lists the flags")
             raise G2POError(f"{word} is not a key of the config file: {known}", "config", word)
+        for name, value in keys.items():
+            remedy = f"write a value in {file or 'the config file'}, or remove the line"
+            require(value is not None or name in self.optional, name, None, remedy)
         given = {**{name: self._of_file(name, value) for name, value in keys.items()}, **flags}
         if asks_help:
             print(self.help_with(given), end="")
@@ -270,10 +276,10 @@ def misspelled(words: Sequence[str], fields: Iterable[str] = ()) -> str | None:
     recipe is left to the recipe's own parser. `fields`: those of the command, for suggestions.
     """
     known = {"--config", "--help", "--help-all", *map(flag, fields), *ALIASES.values()}
-    for package, (files, line) in _SOURCES.items():
+    for package, files in _SOURCES.items():
         for folder in find_spec(package).submodule_search_locations:
-            texts = (file.read_text("utf-8") for file in Path(folder).glob(files))
-            known.update(flag(name) for text in texts for name in line.findall(text))
+            for file in Path(folder).glob(files):
+                known.update(map(flag, _OPTION.findall(file.read_text("utf-8"))))
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         if word.startswith("--") and not {name, name.replace("--no-", "--", 1)} & known:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,15 +23,12 @@ from ..config import G2POConfig
 from ..config_validation import inherited
 from ..environments.tasks import tasks_dataset
 from ..prompts.images import load_processing_class
-from ..runs.callbacks import print_line
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
 from ..runs.summary import REPORT, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.options import require, switches_of
-from ..view.server import POLL_SECONDS
-from .launch import VIEW
 from .parser import Keys, check_effect, parse
 from .recipe_files import check_files_and_packages, config_keys
 
@@ -239,25 +233,6 @@ class _SaveOnInterrupt(TrainerCallback):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class _LiveView(TrainerCallback):
-    """Serves the viewer on loopback, in a process of its own that prints its address, while a run trains."""
-
-    process: subprocess.Popen | None = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if self.process is None and state.is_world_process_zero:
-            command = [sys.executable, "-m", "g2po_trl.view.server", args.output_dir]
-            # Its stdin ends with this process, also if that is killed. An interrupt is for the training.
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def close(self, folder: str) -> None:
-        """End the server, after an open page has read the run's last files."""
-        if self.process is not None:
-            time.sleep(POLL_SECONDS + 1)
-            self.process.communicate()
-            print_line(f"The page is no longer served. To open the run again: g2po view {folder}")
-
-
 def run_recipe(
     trainer: G2POTrainer,
     checkpoint: str | None = None,
@@ -278,11 +253,7 @@ def run_recipe(
     require(not missing, "report_dataset", None, "pass tasks to report on, others than those that choose a checkpoint")
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
     args.run_name = args.run_name or Path(folder).name
-    live, interrupt = _LiveView(), _SaveOnInterrupt()
-    if os.environ.get(VIEW):
-        remedy = "--view shows trajectories: leave one of them out"
-        require(args.save_trajectories, "save_trajectories", False, remedy)
-        trainer.add_callback(live)
+    interrupt = _SaveOnInterrupt()
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     if args.save_strategy != "no":
@@ -316,7 +287,6 @@ def run_recipe(
             print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {folder}")
         print(f"Next: g2po evaluate --model {quote(folder)} --seeds 3, or g2po view {quote(folder)}")
-    live.close(folder)
     trainer.close()
     try:
         if args.push_to_hub:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.registry import ENGINES
-from ..environments.loading import beside, load
-from ..environments.several import mixed
+from ..environments.loading import beside
 from ..environments.tasks import read_tasks
-from ..runs.run_json import FILE, load_object, panels_in, read_run
 from ..utils.adapters import ADAPTER_CONFIG, find_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import install_command
@@ -81,22 +79,6 @@ def environment_or_agent(environment: str | None, agent: str | None) -> tuple[st
         environment = ENVIRONMENT if Path(ENVIRONMENT).is_file() else None
         agent = AGENT if environment is None and Path(AGENT).is_file() else None
     return environment, agent
-
-
-def environment_and_tasks(
-    name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None
-) -> tuple[Callable, list[dict[str, Any]], dict[str, Any]]:
-    """Return an environment's factory, by the names that `load` takes or a run's folder, its tasks, and the run.
-
-    See `tasks_of`; for a run, the default is its first evaluation set.
-    """
-    if not Path(name).is_dir():
-        return mixed(load(name)), tasks_of(name, given, file), {}
-    run = read_run(name)
-    remedy = f"{name}/{FILE} does not name what can be imported; pass FILE.py:Class and --task"
-    require(bool(run.get("environment")), "environment", run.get("environment"), remedy)
-    panels = [] if file or given else panels_in(name).values()
-    return load_object(run["environment"]), tasks_of(name, given, next(iter(panels), file)), run
 
 
 def tasks_of(name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ agent = load_agent("{where}")
 action = agent.act("the first observation")  # with the prompts and settings of training
 ```
 
-`g2po play --model {where}` and `g2po evaluate --model {where}` play its environment.
+`g2po evaluate --model {where}` plays its environment, and `g2po view` shows its prompts and completions.
 
 ## Settings that differ from the defaults
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import sys
 from typing import Any
 
 from ..agents.loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
@@ -57,15 +56,3 @@ class Server(LoopbackServer):
         if read := {**sources.pieces(), **overview}.get(path):
             return 200, "application/json", to_json(read()).encode()
         return 404, "text/plain", b"no such page"
-
-
-def main() -> None:
-    """Serve the run of the first argument until stdin ends."""
-    server = Server(Sources(open_folder(sys.argv[1], live=True)))
-    server.start()
-    print(f"Watch the run at {server.address} (on this machine)", flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

@@ -119,7 +119,7 @@ def test_a_file_may_have_what_a_library_takes(file, text, value):
         ("here", "lerning_rate: 1", "did you mean learning_rate?"),
         *(("here", f"max_turns: {value}", "--max-turns: ") for value in ("many", "true", "1.5", "[1]")),
         *(("here", text, f"--{text.partition(':')[0]}") for text in ("serve: 3", "keys: [1]", "engine: vlm")),
-        *(("here", text, "a.yaml") for text in ("", "- 1", "a: [1")),
+        *(("here", text, "a.yaml") for text in ("", "- 1", "a: [1", "max_turns:")),
     ],
 )
 def test_what_is_refused(capsys, file, words, text, told):

@@ -4,9 +4,6 @@ import dataclasses
 import json
 import re
 import runpy
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import programs
@@ -17,11 +14,9 @@ pytest.importorskip("alfworld")
 
 from letter_trainer import TASKS
 from refusals import refused
-from transformers import TrainerCallback
 from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
-from g2po_trl.cli.launch import VIEW
 from g2po_trl.cli.parser import flag, misspelled
 from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe
 from g2po_trl.environments.tasks import split_tasks
@@ -73,7 +68,7 @@ def test_evaluation_before_training_can_be_switched_off(monkeypatch, tmp_path, f
 
 def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_flags_that_exist():
     """`g2po evaluate --model` of its run needs all settings."""
-    known = {"--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
+    known = {"--help-all", "--model", "--config", "--num-processes", "--accelerate-config"}
     for name in NAMES:
         options, *others = load_recipe(name).types
         given = {"environment": "a:B", "tasks": "tasks.jsonl"} if name == "environment" else {}
@@ -90,7 +85,7 @@ def test_all_flags_of_recipes_are_known_without_importing_them(script, monkeypat
     types = loaded["RECIPE"].types if "RECIPE" in loaded else loaded["TYPES"]
     names = [field.name for one in types for field in dataclasses.fields(one) if field.init]
     assert len(names) > 150 and misspelled([flag(name) for name in names]) is None
-    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m --view".split(), ["view"]) is None
+    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m".split()) is None
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b", 2), ("qwen2.5-7b", 8)])
@@ -194,39 +189,6 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     run_recipe(trainer)
     assert [entry["step"] for entry in trainer.folder.evaluations] == steps
     assert trainer.args.run_name == Path(trainer.args.output_dir).name, "Trackio continues its run with the last one"
-
-
-def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
-    """A page is answered before the first iteration and during the run, and not after it."""
-    monkeypatch.setenv(VIEW, "1")
-    trainer, answers = make_trainer(max_steps=2, eval_dataset=FEW), []
-    trainer.args.save_trajectories = False
-    with refused("save_trajectories"):
-        run_recipe(trainer)
-    trainer.args.save_trajectories = True
-
-    class Visitor(TrainerCallback):
-        def get(self, path):
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            return json.load(opener.open(self.address + path, timeout=10))
-
-        def on_train_begin(self, *args, **kwargs):
-            printed = ""
-            while not (found := re.findall(r"(http://127\.0\.0\.1:\d+/\S+/)", printed)):
-                printed += capfd.readouterr().out
-                time.sleep(0.1)
-            (self.address,) = found
-            self.on_step_end()
-
-        def on_step_end(self, *args, **kwargs):
-            answers.append(self.get("overview")["sources"][0]["iterations"])
-
-    add, visitor = trainer.add_callback, Visitor()
-    monkeypatch.setattr(trainer, "add_callback", lambda callback: (add(callback), add(visitor)))
-    run_recipe(trainer)
-    assert answers == [[], [1], [1, 2]]
-    with pytest.raises(urllib.error.URLError):
-        visitor.get("version")
 
 
 def test_arguments_of_a_recipe(tmp_path, own):

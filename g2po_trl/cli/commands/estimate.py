@@ -38,8 +38,6 @@ class EstimateOptions(Request):
 def main(argv: Sequence[str] | None = None) -> None:
     help_ = Parser((EstimateOptions,), prog="g2po estimate [TARGET]", description=__doc__).help_with({})
     options = read(argv, "g2po estimate", help_, EstimateOptions)
-    is_script = (options.target or "").endswith(".py") and Path(options.target).is_file()
-    require(not is_script, "target", options.target, f"pass {options.target}:Class, settings of a script are not read")
     script, arguments = resolve(options)
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))["RECIPE"]

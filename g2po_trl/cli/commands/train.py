@@ -1,8 +1,7 @@
-"""`g2po train`: find the script and the number of processes; the script reads all other flags."""
+"""`g2po train`: find the recipe and the number of processes; the recipe reads all other flags."""
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from ...engines.registry import ENGINES
 from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.options import Options, option, require
 from .. import parser
-from ..launch import VIEW, launch
+from ..launch import launch
 from ..recipe_files import OWN_RECIPE, environment_or_agent, find_config, recipes_of
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
@@ -24,14 +23,12 @@ Play each task several times, give each step an advantage, and train the model w
 
 TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
             alfworld-ppo, webshop-ppo: by PPO; textworld: a recipe for a GPU;
-            FILE.py:Class or module:Class: an environment, or the address of an OpenEnv server;
-            FILE.py: a script that makes a trainer, which gets all flags.
+            FILE.py[:Class] or module:Class: an environment, or the address of an OpenEnv server.
             Default: the environment in environment.py, else the agent in agent.py.
 --agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client)
 
 run         --config FILE|NAME, --output-dir FOLDER, --max-steps N, --resume-from-checkpoint auto, --overwrite
             default: config.yaml and tasks.jsonl next to FILE.py
-            --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID, --use-peft, --load-in-4bit
 learning    --num-generations N (episodes of a task), --per-device-train-batch-size N, --learning-rate X
             --advantage-estimator {"|".join(ESTIMATORS)}
@@ -47,15 +44,13 @@ g2po train TARGET --help-all: every flag, with its default. Example:
 
 @dataclass
 class Request(Options):
-    """A command line: the options of `g2po train` itself, its target, and the words for the script."""
+    """A command line: the options of `g2po train` itself, its target, and the words for the recipe."""
 
     agent: str | None = option("instead of TARGET: an agent", None, metavar="FILE.py[:NAME]")
     num_processes: int | None = option("processes, through Accelerate", None, within="[1, inf)")
     accelerate_config: str | None = option("Accelerate's configuration", None, metavar="FILE|NAME")
-    view: bool = option("serve the viewer's page", False)
     command: str = field(default="", init=False)
     target: str | None = field(default=None, init=False)
-    script: Path | None = field(default=None, init=False)  # the user's own
     passed: list[str] = field(default_factory=list, init=False)
 
 
@@ -69,8 +64,7 @@ def read(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    is_script = command == "g2po train" and (target or "").endswith(".py") and Path(target).is_file()
-    if {"-h", "--help"} & set(words) and not is_script:
+    if {"-h", "--help"} & set(words):
         print(help_, end="")
         raise SystemExit(0)
     own = parser.Parser((kind,), prog=command)
@@ -79,22 +73,21 @@ def read(
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
-    if not is_script and (message := parser.misspelled(passed, own.fields)):
+    if message := parser.misspelled(passed, own.fields):
         own.error(message)
-    request.command, request.target, request.script = command, target, Path(target) if is_script else None
-    request.passed, parser.COMMAND = passed, command
+    request.command, request.target, request.passed, parser.COMMAND = command, target, passed, command
     return request
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments."""
+    """Return the recipe's script, of `g2po train` or `g2po teach`, and its arguments."""
     scripts = recipes_of("teach" if request.command == "g2po teach" else "train")
     own = scripts.pop(OWN_RECIPE)
     environment, agent = environment_or_agent(request.target, request.agent)
     if agent is not None:
         return own, ["--agent", resolve_agent_name(agent), *request.passed]
-    if request.script or request.target in scripts:
-        return request.script or scripts[request.target], request.passed
+    if environment in scripts:
+        return scripts[environment], request.passed
     is_named = environment is not None and (":" in environment or environment.endswith(".py"))
     instead = f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py"
     require(is_named, "target", request.target, parser.nearest(request.target or "", scripts, instead))
@@ -111,15 +104,9 @@ def run_in_place(script: Path, arguments: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv)
     script, arguments = resolve(request)
-    remedy = f"it has no effect on the script {script}, run `g2po view OUTPUT_DIR --serve` in another terminal"
-    require(not (request.view and request.script), "view", True, remedy)
-    os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
     if config is None and processes in (None, 1):
-        run_in_place(script, arguments)
-        remedy = f"it made no trainer, write {script}:Class for an environment in it"
-        require(not request.script or "trl" in sys.modules, "target", str(script), remedy)
-        return
+        return run_in_place(script, arguments)
     if config is None:
         import torch
 

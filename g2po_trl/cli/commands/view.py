@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,11 +36,11 @@ from ..parser import parse
 
 @dataclass
 class ViewOptions(Options):
-    folders: list[Path] = option("one folder, or several to compare", [], positional=True, metavar="FOLDER")
+    folders: list[Path] = option("one folder, or several to compare", positional=True, metavar="FOLDER")
     output: Path | None = option("the page; default: view.html, or view-beside-SECOND.html", None, metavar="FILE")
     iterations: list[int] = option("iterations of a training run to include; default: all", [], needs="serve=False")
     prompts: bool = option("include the texts of prompts", True, needs="serve=False")
-    open: bool = option("open a browser", True)
+    open: bool = option("open the page in a browser", True, needs="serve=False")
     serve: bool = option("serve the page on 127.0.0.1 instead of writing it", False)
     port: int | None = option("port of --serve; default: any free port", None, within="[0, 65535]", needs="serve")
     push_space: str | None = option("upload it to this static Space of the Hub", None, metavar="OWNER/NAME")
@@ -50,7 +49,6 @@ class ViewOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        require(bool(self.folders), "FOLDER", self.folders, "name the folder of a run or an evaluation")
         for name in ("output", "push_space"):
             is_used = not (getattr(self, name) and (self.text or self.serve))
             require(is_used, name, getattr(self, name), "it has no effect with --text and --serve, leave it out")
@@ -96,9 +94,4 @@ def _serve(sources: Sources, args: ViewOptions) -> None:
     except OSError as error:
         raise G2POError(f"port {args.port} cannot be used ({error}): pass another", "port", args.port) from error
     print(f"{', '.join(map(str, args.folders))}: {server.address} until Ctrl-C", flush=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".html") as page:  # a browser's arguments are seen by all users
-        page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
-        page.flush()
-        if args.open:
-            webbrowser.open(Path(page.name).as_uri())
-        server.serve_forever()
+    server.serve_forever()
