@@ -84,7 +84,7 @@ class Kind(Enum):
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model
     LENGTHS = Wording(_LENGTHS, "Raise max_completion_length (and the agent's max_tokens), or ask for less.")
-    FORMAT = Wording("{count} of {number} completions have the required format", f"Read some (g2po evaluate, g2po view); {_TEACH}")
+    FORMAT = Wording("{count} of {number} completions have the required format", f"Read some (g2po view); {_TEACH}")
     ADMISSIBLE = Wording("{count} of {number} actions are among the listed ones", f"Use a larger model, {_TEACH}")
     TOOL_CALLS = Wording("{count} of {number} completions call a tool", _TRAINED)
     READABLE_CALLS = Wording("{count} of {number} tool calls can be parsed", _TRAINED)

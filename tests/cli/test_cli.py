@@ -105,25 +105,20 @@ SEVERAL = "from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass\
     ("words", "code", "told"),
     [
         ("trian", 2, "did you mean train?"),
-        ("zzz", 2, "one of init,"),
         ("init .", 1, "environment.py, tasks.jsonl"),
         ("check nowhere:Env", 1, "nowhere:Env"),
-        ("check nothing_at_all.py", 1, "no TextEnvironment"),
-        *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in COMMANDS[1:3]),
-        *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in ("teach", "train", "serve")),
+        *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in ("play", "train", "serve")),
         ("play --line 99", 1, "line is 99"),
-        ("train nosuch", 1, "pass alfworld, alfworld-ppo, appworld"),
         ("train alfwrld", 1, "did you mean alfworld?"),
         ("train --num_processes 0", 2, "num_processes is 0"),
         ("train --accelerate_config fsdp", 1, "accelerate_config"),
         ("teach --num-processes 2", 1, "num_processes"),
         ("teach broken.py", 1, "broken.py cannot be imported: SyntaxError: invalid syntax"),
-        ("view nosuch", 1, "nosuch"),
         ("view nosuch --serve --port 99999", 2, "port is 99999"),
     ],
 )
 def test_errors_are_one_line(capsys, folder, words, code, told):
-    for name, text in (("several", SEVERAL), ("broken", "class"), ("nothing_at_all", "")):
+    for name, text in (("several", SEVERAL), ("broken", "class")):
         (folder / f"{name}.py").write_text(text)
     found, _, errors = outcome(capsys, *words.split())
     assert found == code and told in errors and len(errors.splitlines()) == 1, errors
@@ -157,9 +152,10 @@ def raising(error):
 
 
 def test_bugs_have_a_traceback_and_ctrl_c_has_none(capsys, monkeypatch):
-    monkeypatch.setattr("g2po_trl.cli.commands.check.main", raising(RuntimeError("the roof is open")))
-    with pytest.raises(RuntimeError):
-        main(["check"])
+    for error in (RuntimeError("the roof is open"), BrokenPipeError(32, "of a worker")):
+        monkeypatch.setattr("g2po_trl.cli.commands.check.main", raising(error))
+        with pytest.raises(type(error)):
+            main(["check"])
     monkeypatch.setattr("g2po_trl.cli.commands.check.main", raising(KeyboardInterrupt()))
     code, _, errors = outcome(capsys, "check")
     assert code == 130 and errors == "\ng2po check: stopped\n"
@@ -255,11 +251,10 @@ def test_init_writes_once(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES["environment"])
     texts = "".join((tmp_path / "a" / name).read_text() for name in ("config.yaml", "README.md"))
     assert "{NAME}" not in texts and "{MODEL}" not in texts and "runs/a" in texts and "me/mine" in texts
-    assert "learning_rate: 1.0e-6" in texts
     code, said, _ = outcome(capsys, "init", str(tmp_path / "own"))
     assert code == 0 and said.endswith("&& g2po check\n") and (tmp_path / "own/model/model.safetensors").is_file()
-    texts = "".join((tmp_path / "own" / name).read_text() for name in FILES["environment"] if name.endswith(".yaml"))
-    assert "model_name_or_path: model " in texts and "learning_rate: 3.0e-4" in texts and "{" not in texts
+    text = (tmp_path / "own" / "config.yaml").read_text()
+    assert "model_name_or_path: model " in text and "learning_rate: 3.0e-4" in text
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "README.md").write_text("mine")
     assert outcome(capsys, "init", str(tmp_path / "b"))[0] == 1
@@ -269,27 +264,16 @@ def test_init_writes_once(tmp_path, capsys):
 EXPERT = 'rng.choice(game.moves(right=game.things[0] in PLACES["fridge"]))'
 
 
-def test_an_expert_that_fails_is_not_taught(folder, capsys):
+def test_an_expert_that_fails_is_not_taught_and_one_that_needs_all_turns_is_told(folder, capsys):
     shutil.copy("environment.py", "failing.py")
     edit(folder / "failing.py", (EXPERT, "'look'"))
     code, said, _ = outcome(capsys, "check", "failing.py", "--task", '{"things": ["pen"]}')
     assert code == 0 and "the expert succeeds in 0 of 4 episodes within 7 turns" in said
-    following = "Next: what the warnings say, then g2po check failing.py again"
-    assert said.splitlines()[-1] == following
-    drawn = ("admissible_actions=", "images=[np.zeros((8, 8, 3), np.uint8)], admissible_actions=")
-    edit(folder / "environment.py", drawn, ("from g2po_trl", "import numpy as np\nfrom g2po_trl"))
-    assert outcome(capsys, "check")[1].splitlines()[-1] == "Next: g2po teach"
-
-
-def test_an_expert_that_needs_all_turns(folder, capsys):
-    """Half of its episodes need two turns and half of them three, of two."""
+    assert said.splitlines()[-1] == "Next: what the warnings say, then g2po check failing.py again"
     edit(folder / "environment.py", (EXPERT, "game.moves(right=True)[0]"))
     (folder / "tasks.jsonl").write_text('{"things": ["pen", "egg"]}\n{"things": ["pen", "egg", "cup"]}\n')
-    said = outcome(capsys, "check", "--max-turns", "2")[1]
+    said = outcome(capsys, "check", "--max-turns", "2")[1]  # half of its episodes need three
     assert "warning   the expert succeeds in 4 of 8 episodes within 2 turns (median 2)" in said
-    assert "out of turns. Raise max_turns" in said
-    said = outcome(capsys, "check", "--max-turns", "3")[1]
-    assert "ok        the expert succeeds in 8 of 8 episodes within 3 turns (median 2.5)" in said
 
 
 @pytest.mark.parametrize(("ignores", "counts"), [("", True), ("state_key_ignores: [numbers]\n", False)])

@@ -177,11 +177,8 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
     ("words", "option"),
     [
         ("--gpu-memory 0", "gpu_memory"),
-        ("--gpu-memory a1000", "--gpu-memory"),
-        ("--like nowhere", "like"),
         ("--like nowhere --mean-turns 3", "like"),
         ("--max_step 3", "--max_step"),
-        ("--num-processes -1", "num_processes"),
     ],
 )
 def test_errors_name_the_option(capsys, words, option):

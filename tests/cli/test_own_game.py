@@ -34,19 +34,24 @@ def run(*words, cwd):
     return done.stdout
 
 
-def test_each_command_names_the_next(tmp_path):
-    outputs = follow(tmp_path / "tidy", flags=FEW)
+@pytest.mark.parametrize(
+    ("more", "named", "played"),
+    [([], "environment.py:TidyEnvironment", "TidyEnvironment"), (["--agent"], "--agent agent.py:tidy", "tidy")],
+)
+def test_each_command_names_the_next(tmp_path, more, named, played):
+    outputs = follow(tmp_path / "tidy", *more, flags=FEW)
     assert [" ".join(words) for words, _ in outputs.values()] == [
         "check",
-        "teach",
-        "train environment.py:TidyEnvironment --model runs/tidy-start",
+        f"teach {named.partition(':')[0]}" if more else "teach",
+        f"train {named} --model runs/tidy-start",
         "evaluate --model runs/tidy --seeds 3",
-        "view evaluations/TidyEnvironment-direct-tidy",
+        f"view evaluations/{played}-direct-tidy",
     ]
     assert "8 of 8 demonstrations succeed" in outputs["teach"][1]
     assert "Evaluation tasks, 2 episodes" in outputs["train"][1]
-    described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())
-    assert described["environment"] == {"import": "{run}/../../environment.py:TidyEnvironment"}
+    described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())["environment"]
+    name = described["kwargs"]["agent"] if more else described["import"]
+    assert name == f"{{run}}/../../{named.removeprefix('--agent ')}"
 
 
 @pytest.mark.slow

@@ -1,14 +1,10 @@
 """What a command writes besides its own lines: no bars into files, no known noise, every other warning."""
 
-import contextlib
 import os
 import subprocess
 import sys
-import termios
 
 import pytest
-
-from g2po_trl import cli
 
 NOISE = "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure"
 CODE = f"""
@@ -42,20 +38,6 @@ def test_a_file_gets_no_bars_and_no_known_noise(environment):
     environment |= {"TQDM_DISABLE": "", "OMP_WAIT_POLICY": "active"}  # the user's settings win
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "3/3" in done.stderr and done.stdout == "active\n"
-
-
-def test_a_terminal_has_its_bars(environment):
-    master, terminal = os.openpty()
-    termios.tcsetwinsize(terminal, (24, 100))
-    command = [sys.executable, "-c", CODE]
-    subprocess.run(command, stderr=terminal, stdout=subprocess.DEVNULL, env=environment, check=True)
-    os.close(terminal)
-    written = b""
-    with contextlib.suppress(OSError):  # at the end
-        while part := os.read(master, 10_000):
-            written += part
-    os.close(master)
-    assert b"3/3" in written
 
 
 # As a training: it prints long after `head` has ended, and so does its environment.
@@ -96,19 +78,6 @@ def test_a_command_goes_on_when_the_reader_of_its_output_has_ended(tmp_path, unb
         process.stdin.close()
         assert process.wait(60) == 3, "its own code"
     assert (tmp_path / "done").read_text() == "played"
-
-
-def test_another_broken_pipe_is_an_error(monkeypatch):
-    """Of a worker or a connection: the command has not done its work."""
-
-    def write(argv):
-        reading, writing = os.pipe()
-        os.close(reading)
-        os.write(writing, b"x")
-
-    monkeypatch.setattr("g2po_trl.cli.commands.report.main", write)
-    with pytest.raises(BrokenPipeError):
-        cli.main(["report"])
 
 
 SCRIPT = """
