@@ -9,7 +9,7 @@ import pytest
 from refusals import refused
 
 from g2po_trl import EnvironmentPool, PoolLimits
-from g2po_trl.environments.loading import import_file, load
+from g2po_trl.environments.loading import load
 
 GAME = """
 from pathlib import Path
@@ -95,32 +95,29 @@ def test_files_of_one_name_in_two_folders_are_refused(folder, tmp_path):
             load(f"{tmp_path}/{name}/other.py:Game")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
-        b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
-        b"import g2po_trl as g\n\nclass Game(g.GymnasiumEnvironment): pass\n",
-        b"class Game:\n    def reset(self): pass\n    def get_reward(self): pass\n",
-    ],
+ONE = (
+    b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
+    b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
+    b"class Game:\n    def reset(self): pass\n    def get_reward(self): pass\n",
 )
+
+
+@pytest.mark.parametrize("text", ONE)
 def test_the_environment_of_a_file_is_found(tmp_path, text):
     (tmp_path / "only.py").write_bytes(text)
     assert load(f"{tmp_path}/only.py").__name__ == "Game"
 
 
-@pytest.mark.parametrize("text", ["import no_such_module", "def broken(:", "raise KeyError(1)", "one = 1"])
+@pytest.mark.parametrize("text", ["import no_such_module", "def broken(:", "one = 1", None])
 def test_a_file_that_cannot_be_imported_or_has_no_environment_is_refused(tmp_path, text):
-    (tmp_path / "bad.py").write_text(text)
-    with refused("environment") as error:
-        load(f"{tmp_path}/bad.py")
-    assert "bad.py" in str(error.value)
+    if text is not None:
+        (tmp_path / "bad.py").write_text(text)
     with refused("environment"):
-        import_file(tmp_path / "nowhere.py")
+        load(f"{tmp_path}/bad.py")
     assert "bad" not in sys.modules or text == "one = 1"
 
 
-@pytest.mark.parametrize("name", [".game:Game", "./game:Game", "game", ":Game", "json:Game", "no.such.module:Game"])
+@pytest.mark.parametrize("name", ["./game:Game", "game", ":Game", "json:Game", "no.such.module:Game"])
 def test_a_name_of_no_object_is_refused(name):
     with refused("environment"):
         load(name)

@@ -11,13 +11,12 @@ from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
 from g2po_trl.environments.setup import Setup, agent_factory, played_as
-from g2po_trl.environments.several import check_mixture, mixed, one_task_each
+from g2po_trl.environments.several import check_mixture, mixed
 from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.runs.run_json import describe_object, describe_prompt, load_object, load_prompt
-from g2po_trl.utils.errors import G2POError
 
 GAMES = agent_factory({"speaker": speaker}, 5, environment_factory={"lamp": Lamp, "shop": Shop})
 WORDED = PromptTemplate("own {observation}", "own {observation}", parse_completion=parse_plain)
@@ -75,28 +74,20 @@ def test_an_environment_that_only_a_panel_plays_is_used():
     check_mixture(GAMES, {"train": lamps, "report": ROWS})
     with refused("task_id"):
         check_mixture(GAMES, {"train": [{**row, "task_id": row.get("seed", "0")} for row in ROWS]})
-    assert one_task_each(GAMES, lamps) == lamps[:1] and one_task_each(GAMES, ROWS) == ROWS[:3]
-    assert one_task_each(Lamp, ROWS[3:]) == ROWS[3:4]
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({}, "environment_factory"),
-        ({"a/b": Lamp}, "environment_factory['a/b']"),
-        ({"": Lamp}, "environment_factory['']"),
-        ({"lamp": 3}, "environment_factory['lamp']"),
-        ({"lamp": Lamp()}, "environment_factory['lamp']"),
-    ],
-)
-def test_what_is_no_dictionary_of_environments_is_refused(given, field):
-    with refused(field):
+NO_ENVIRONMENTS = {"['a/b']": {"a/b": Lamp}, "['']": {"": Lamp}, "['lamp']": {"lamp": Lamp()}, "": {}}
+
+
+@pytest.mark.parametrize(("key", "given"), NO_ENVIRONMENTS.items())
+def test_what_is_no_dictionary_of_environments_is_refused(key, given):
+    with refused(f"environment_factory{key}"):
         mixed(given)
 
 
 def test_agents_and_environments_have_different_names():
-    for environment_factory in ({"lamp": Lamp}, Lamp):
-        with pytest.raises(G2POError):
+    for field, environment_factory in (("agent", {"lamp": Lamp}), ("environment_factory", Lamp)):
+        with refused(field):
             agent_factory({"lamp": speaker}, 5, environment_factory=environment_factory)
 
 

@@ -21,9 +21,11 @@ held = []
 class Obedient(TextEnvironment):
     """Does what the action says; when its steps are done, the episode is over."""
 
-    def reset(self, name="", length=1000, seconds=0.0, fault=""):
+    def reset(self, name="", length=1000, seconds=0.0, fault="", log=os.devnull):
         self.name, self.left = name, length
         self.suffer(fault)
+        with open(log, "a") as file:
+            file.write(".")
         time.sleep(seconds)
         return Observation(f"{name} begins", state_key=str(os.getpid()))
 
@@ -39,12 +41,8 @@ class Obedient(TextEnvironment):
         return StepResult(Observation(text), 1.0, terminated=self.left == 0)
 
     def suffer(self, what):
-        if what == "raise":
-            raise RuntimeError("as asked")
         if what == "exit":
             os._exit(3)
-        if what == "hang":
-            time.sleep(60)
         if what == "grow":
             held.append(os.urandom(1) * 150_000_000)
 
@@ -103,24 +101,6 @@ def test_a_slow_environment_holds_up_no_fast_one_in_another_worker(pool):
     assert texts(received(pool, [0, 1])) == {0: "a sleep 1.2", 1: "b go"}
 
 
-def test_answers_come_while_a_worker_hangs_is_killed_and_starts_again(pool):
-    pool.begin([{"name": "a"}, {"name": "b"}, {"name": "a"}], groups=["one", "two", "one"])
-    received(pool, range(3))
-    pool.send({0: "hang", 1: "go", 2: "go"})  # 2 waits behind 0
-    answers, others, replayed = {}, {0: 0, 2: 0}, pool.replayed
-    while not {0, 2} <= set(answers):
-        new = pool.receive(timeout=None)
-        pool.send({slot: "sleep 0.01" for slot in new if slot == 1})
-        for slot in others:  # how often slot 1 has answered before these did
-            others[slot] += 1 in new and slot not in answers
-        answers |= new
-    assert answers[0].kind == "timeout" and "slot 0" in answers[0].message
-    # Reset names the process, so that the third episode cannot go on in another one.
-    assert answers[2].kind == "lost" and pool.replayed == replayed
-    assert others[0] >= 5, "while the worker hangs"
-    assert others[2] >= others[0] + 2, "while another one starts"
-
-
 def test_episodes_are_opened_and_ended_while_others_play(pool):
     pool.begin([{"name": name} for name in "abc"])
     received(pool, range(3))
@@ -146,35 +126,31 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
     assert pool.receive(timeout=0.3) == {}, "reset ends all others"
 
 
-def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool):
-    """Their jobs are not done, apart from the one that has begun."""
-    pool.begin([{"name": "old", "seconds": 0.4}] * 200)
+def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool, tmp_path):
+    """Their jobs are not done, apart from those that have begun."""
+    pool.begin([{"name": "old", "seconds": 0.05, "log": str(tmp_path / "log")}] * 200)
     pool.receive(timeout=None)
-    clock = time.perf_counter()
     assert [o.text for o in pool.reset([{"name": "new"}] * 2)] == ["new begins"] * 2
-    assert time.perf_counter() - clock < 20, "not the 40 s that all of them take"
+    assert len((tmp_path / "log").read_text()) < 200
 
 
 def test_the_same_answers_whatever_the_workers_and_as_of_reset_and_step():
     """All episodes to their ends, which come at different turns."""
     rooms = ["garden", "hall", "cellar", "hall", "garden"]
     walks = [KEY_DOOR_WALKTHROUGHS[room] for room in rooms]
-    tasks = [{"key_room": room} for room in rooms]
-    played = []
-    for workers in (1, 2, 3):
+    tasks, played = [{"key_room": room} for room in rooms], []
+    for workers in (1, 3):
         with EnvironmentPool(KeyDoorEnvironment, PoolLimits(workers)) as pool:
             synchronous = [[first] for first in pool.reset(tasks, groups=[4, 4, 1, 0, 1])]
             for turn in range(max(map(len, walks))):
-                asked = {slot: walk[turn] for slot, walk in enumerate(walks) if turn < len(walk)}
-                for slot, result in pool.step(asked).items():
+                for slot, result in pool.step({s: w[turn] for s, w in enumerate(walks) if turn < len(w)}).items():
                     synchronous[slot].append(result)
             pool.begin(tasks, ["x", "x", "y", "z", "z"])
             streamed = [[] for _ in rooms]
             while answers := pool.receive(timeout=None):
                 for slot, answer in answers.items():
                     streamed[slot].append(answer)
-                    if len(streamed[slot]) <= len(walks[slot]):
-                        pool.send({slot: walks[slot][len(streamed[slot]) - 1]})
+                pool.send({s: walks[s][len(streamed[s]) - 1] for s in answers if len(streamed[s]) <= len(walks[s])})
             played += [synchronous, streamed]
     assert all(one == played[0] for one in played)
     assert [[answers[-1].terminated, answers[-1].reward] for answers in played[0]] == [[True, 10.0]] * 5

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, Image
 from refusals import refused
 from vision_models import drawing
 
-from g2po_trl import EpisodeLimits, StepResult, TextEnvironment, tasks_dataset
+from g2po_trl import EpisodeLimits, TextEnvironment, tasks_dataset
 from g2po_trl.environments.setup import Setup
 from g2po_trl.environments.tasks import decoded, read_tasks, task_id_of, tasks_hash
 from g2po_trl.utils.images import as_picture
@@ -76,16 +76,12 @@ class Strict(TextEnvironment):
     def reset(self, seed, level=1):
         return "a room"
 
-    def step(self, action):
-        return StepResult("the end", terminated=True)
-
 
 def test_each_row_is_checked():
-    check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "level": 3}]), None)
-    with refused("Strict.reset"):
-        check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "levle": 3}]), None)
-    with refused("Strict.reset"):
-        check_datasets(Strict, tasks_dataset([{"seed": 1}]), {"held": tasks_dataset([{"level": 1}])})
+    check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "level": 3}]))
+    for rows, held in (([{"seed": 1}, {"seed": 2, "levle": 3}], {}), ([{"seed": 1}], {"held": [{"level": 1}]})):
+        with refused("Strict.reset"):
+            check_datasets(Strict, tasks_dataset(rows), {name: tasks_dataset(held[name]) for name in held})
 
 
 class Anything(TextEnvironment):
@@ -102,7 +98,7 @@ ONE = Dataset.from_dict({"seed": [1]})
 )
 def test_what_is_no_dataset_is_refused(dataset):
     with refused("train_dataset"):
-        check_datasets(Anything, dataset, None)
+        check_datasets(Anything, dataset)
     if dataset is not None and not isinstance(dataset, DatasetDict):  # `None` is no panel, a dictionary several
         with refused("eval_dataset"):
             check_datasets(Anything, ONE, dataset)
@@ -120,7 +116,7 @@ def test_columns_that_no_task_can_have_are_refused(tmp_path):
         (Dataset.from_dict({"self": [1]}), "Anything.reset"),
     ):
         with refused(field):
-            check_datasets(Anything, dataset, None)
+            check_datasets(Anything, dataset)
 
 
 def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
@@ -128,6 +124,9 @@ def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
     lines = [json.dumps(row, ensure_ascii=row["seed"] == 8) for row in ROWS]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert read_tasks(tmp_path / "tasks.jsonl") == ROWS
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with refused("tasks"):
+        read_tasks(tmp_path / "empty.jsonl")
     flags = "--max_steps 1 --max_turns 1 --max_completion_length 2 --num_environment_workers 1 --num_generations 2"
     flags += " --per_device_train_batch_size 12 --num_eval_tasks 2 --output_dir run --save_strategy no"
 
@@ -153,9 +152,3 @@ def test_a_name_that_is_none_names_no_task():
     rows = [{"task_id": None, "seed": seed} for seed in range(3)]
     assert len({task_id_of(row) for row in rows} | {"None"}) == 4
     assert task_id_of({"task_id": 0, "seed": 1}) == "0"
-
-
-def test_a_file_without_tasks_is_refused(tmp_path):
-    (tmp_path / "tasks.jsonl").write_text("\n")
-    with refused("tasks"):
-        read_tasks(tmp_path / "tasks.jsonl")

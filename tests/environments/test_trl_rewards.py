@@ -21,30 +21,17 @@ from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.runs.run_json import describe_object, load_object
 
 
-class Dial:
+class Dial(Safe):
     """As TRL's examples: state for a reward function, and no `get_reward`."""
 
-    def reset(self, code, **row):
-        self.code, self.turned = code, ""
+    get_reward = None
 
     @property
     def reward(self):
         return float(self.turned == self.code)  # fails before `reset`
 
-    def turn(self, digit: int) -> str:
-        """
-        Turn the dial.
-
-        Args:
-            digit: where to.
-        """
-        self.turned += str(digit)
-        return f"turned to {self.turned}"
-
     def picture(self) -> list:
-        """
-        Look.
-        """
+        """Look."""
         return [{"type": "image", "image": object()}, {"type": "text", "text": "a dial"}]
 
 
@@ -62,8 +49,7 @@ def never(completions, **kwargs):
 
 
 def double(number: int) -> int:
-    """
-    Double a number.
+    """Double a number.
 
     Args:
         number: which.
@@ -105,7 +91,6 @@ def test_the_environments_own_reward_is_added():
     end = safe.step("Done.")
     assert (end.reward, end.info["score_opened_by_hand"], end.info["score_Safe"]) == (13.0, 3.0, 10.0)
     safe.close()
-    assert safe.inner.closed
 
 
 def test_functions_alone_are_an_environment():
@@ -123,7 +108,7 @@ def test_functions_alone_are_an_environment():
 
 def test_what_a_function_makes_is_described_in_the_worker():
     dial = chat(lambda: Dial(), opened)()
-    assert "turn" in dial.reset(code="1").request.tools[1]["function"]["name"]
+    assert "turn" in dial.reset(code="1").request.tools[-1]["function"]["name"]
     dial.close()
 
 
@@ -160,55 +145,38 @@ def logs(completions, log_metric, **kwargs):
     ],
 )
 def test_what_is_not_supported_is_refused_at_once(arguments, field):
+    check_reward_columns(with_rewards(Dial, priced, None, None), ["price"])
     with refused(field):
         check_reward_columns(with_rewards(*arguments), ["prompt", "code"])
 
 
-def test_what_is_supported_is_not_refused():
-    check_reward_columns(with_rewards(Dial, priced, None, None), ["price"])
-    assert with_rewards(Safe, None, None, None) is Safe
-
-
 def test_a_run_describes_reward_functions():
     described = describe_object(with_rewards(partial(Safe), [opened_by_hand], [2.0], None))
-    assert described["kwargs"]["environment_factory"]["import"].endswith(
-        ("tools_by_hand:Safe", "tools_by_hand.py:Safe")
-    )
     again = load_object(json.loads(json.dumps(described)))
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
     assert played_as(again, EpisodeLimits())[1] is TOOL_PROMPT
 
 
-@pytest.mark.parametrize("code", ["12", "21"])
+class Said(Dial):
+    success = Dial.reward
+
+
+@pytest.mark.parametrize("code", ["1", "2"])
 def test_success_is_what_the_environment_says(code):
     """A reward for the format alone is above 0, too."""
-
-    class Said(Dial):
-        @property
-        def success(self):
-            return self.turned == self.code
-
-    environment = chat(Said, [lambda completions, **_: [0.1 for _ in completions]], turns=3)()
+    environment = chat(Said, lambda completions, **_: [0.1])()
     environment.reset(code=code)
-    environment.step(calls(("turn", {"digit": 12})))
+    environment.step(calls(("turn", {"digit": 1})))
     end = environment.step("done")
-    assert end.reward == 0.1 and end.info["success"] is (code == "12")
+    assert end.reward == 0.1 and end.info["success"] is (code == "1")
     environment.close()
 
 
-class Judged:
+class Judged(Safe):
     """Asks a judge through a client that runs a loop of its own, and forgets what it was asked for."""
 
-    def reset(self, **row):
-        return "go"
-
-    def visit(self, rooms: list) -> str:
-        """Visit.
-
-        Args:
-            rooms: where to.
-        """
+    def visit(self, rooms):
         return rooms.pop()
 
     def get_reward(self):
@@ -217,7 +185,7 @@ class Judged:
 
 @pytest.mark.parametrize("reward", [0.5, None, [1.0], "1"])
 def test_a_reward_may_run_a_loop_and_is_a_number(reward):
-    environment = ChatToolEnvironment(type("Judge", (Judged,), {"reward": reward}), 3)
+    environment = ChatToolEnvironment(type("Judge", (Judged,), {"reward": reward}), 3, tool_schemas="")
     environment.reset(prompt="go")
     called = environment.step(calls(("visit", {"rooms": ["hall", "cellar"]}))).observation.request
     assert called.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"rooms": ["hall", "cellar"]}
