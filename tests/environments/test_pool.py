@@ -137,17 +137,6 @@ def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(faulty, tmp_path
     assert read.success and read.info == {**result.info, "path": "half ?"}
 
 
-def test_enums_and_subclasses_of_str_arrive_as_plain_values(faulty):
-    """Their classes may be found in the worker only, or nowhere by name."""
-    faulty.reset([{}])
-    info = faulty.step({0: "result enum"})[0].info
-    assert info == {"mood": "good", "place": [1], "good": 0.5}
-    assert {type(part) for part in (*info, info["mood"], info["place"][0])} == {str, int}
-    observation = faulty.step({0: "result text"})[0].observation
-    assert observation == Observation("x", state_key="y", admissible_actions=["z"])
-    assert {type(observation.text), type(observation.state_key), type(observation.admissible_actions[0])} == {str}
-
-
 def test_long_messages_are_shortened(faulty):
     faulty.reset([{"number": 1}])
     message = faulty.step({0: "raise"})[0].message

@@ -12,39 +12,6 @@ from toy_environments import KeyDoorEnvironment
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool.pool import place_groups
 
-SCRIPT = """
-import dataclasses, enum
-from g2po_trl import EnvironmentPool, PoolLimits, TextEnvironment
-
-class Room(enum.Enum):
-    HALL = "hall"
-
-@dataclasses.dataclass
-class State:
-    room: Room
-    turns: int = 0
-
-def is_even(n):
-    return n == 0 or is_odd(n - 1)
-
-def is_odd(n):
-    return n != 0 and is_even(n - 1)
-
-class Mine(TextEnvironment):
-    def reset(self):
-        state = dataclasses.replace(State(Room("hall")), turns=3)
-        return f"{state} {state.room is Room.HALL} {is_odd(state.turns)}"
-
-with EnvironmentPool(Mine, PoolLimits(1)) as pool:
-    print(pool.reset([{}])[0].text)
-"""
-
-
-def test_an_environment_of_a_script_may_use_enums_dataclasses_and_functions_that_call_each_other(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "State(room=<Room.HALL: 'hall'>, turns=3) True True\n", done.stderr
-
 
 class Surroundings(TextEnvironment):
     """Tells what a program that it starts is told."""

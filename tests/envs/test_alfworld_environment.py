@@ -10,15 +10,9 @@ import pytest
 pytest.importorskip("alfworld")
 
 from refusals import refused
+from returning import check_played_again
 
-from g2po_envs.alfworld import (
-    ALFWORLD_COMPACT_PROMPT,
-    ALFWORLD_PROMPT,
-    AlfworldEnvironment,
-    CorruptGameError,
-    Manifest,
-    generate_games,
-)
+from g2po_envs.alfworld import AlfworldEnvironment, CorruptGameError, Manifest, generate_games
 from g2po_envs.alfworld.engine import read_game
 
 HIDDEN = ("help", "look", "inventory")
@@ -110,10 +104,7 @@ def test_what_is_refused(manifest, tmp_path):
             call()
 
 
-@pytest.mark.parametrize("prompt", [ALFWORLD_PROMPT, ALFWORLD_COMPACT_PROMPT])
-def test_prompts_show_what_the_agent_must_know(prompt):
-    history = [("a room", "go to desk 1"), ("a desk", "take pen 1 from desk 1")]
-    (later,) = prompt.messages("You pick up the pen.", "find it", ["look"], history, steps_taken=5)
-    for text in ("find it", *sum(history, ()), "You pick up the pen.", "look"):
-        assert text in later["content"]
-    assert prompt.parse_completion("<think>so</think><action>Look</action>", "") == ("look", True)
+def test_it_is_played_again(manifest):
+    row = manifest.rows()[0]
+    walkthrough = read_game(manifest.path(row["task_id"]))["walkthrough"]
+    check_played_again(partial(AlfworldEnvironment, manifest), row, ["dance", *walkthrough])

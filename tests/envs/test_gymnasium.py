@@ -1,8 +1,6 @@
-"""Gymnasium environments are played and trained on through the adapter."""
+"""Gymnasium environments are played through the adapter."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,8 @@ from games_of_gymnasium import TextWalk
 from refusals import refused
 from returning import check_played_again
 
-from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits, read_jsonl
+from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
 from g2po_trl.environments.tasks import check_task_columns
-from g2po_trl.runs.run_json import load_object
 
 LETTERS, DICE = (f"games_of_gymnasium:{name}-v0" for name in ("Letters", "Dice"))
 LAKE = {
@@ -74,18 +71,6 @@ def test_masked_actions_are_not_listed():
     assert taxi.step(first.admissible_actions[0]).observation.state_key != first.state_key
 
 
-def test_episodes_that_are_played_in_turn_do_not_disturb_each_other():
-    alone, first, second = (GymnasiumEnvironment(DICE) for _ in range(3))
-    expected = [alone.reset(seed=1).text] + [alone.step("a").observation.text for _ in range(3)]
-    seen = [first.reset(seed=1).text]
-    second.reset(seed=2)
-    for _ in range(3):
-        result, _ = first.step("a"), second.step("a")
-        seen.append(result.observation.text)
-    assert seen == expected and len(set(seen)) == 4
-    assert result.truncated and not result.terminated, "Gymnasium's own time limit"
-
-
 def test_spaces_of_another_kind_by_a_class_of_ones_own():
     walk = TextWalk()
     assert walk.reset().text == "You are at 0."
@@ -107,18 +92,6 @@ def test_what_cannot_be_played_is_refused():
             GymnasiumEnvironment(**options)
 
 
-def test_trained_on_and_described_for_evaluation(make_trainer):
-    trainer = make_trainer(environment=partial(GymnasiumEnvironment, LETTERS, task="go"), max_steps=1)
-    trainer.train()
-    folder = Path(trainer.args.output_dir)
-    played = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
-    assert {one.outcome for one in played} <= {"success", "failure", "truncated"}
-    assert any(len(one.steps) >= 2 for one in played)
-    recorded = json.loads((folder / "run.json").read_text())["environment"]
-    assert recorded["kwargs"] == {"env_id": LETTERS, "task": "go"}
-    assert load_object(recorded)().reset(seed=3).task == "go"
-
-
 SLIPPERY = {**LAKE, "make_options": {"render_mode": "ansi", "is_slippery": True}}
 WALKS = [
     ({"env_id": DICE}, ["a", "b", "go north", "c", "a"]),
@@ -130,4 +103,5 @@ WALKS = [
 @pytest.mark.parametrize(("options", "actions"), WALKS)
 def test_chance_is_played_again(options, actions):
     """Chance of the game's own generator, and of Python's, which its neighbours in the worker use as well."""
-    check_played_again(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)
+    episode = check_played_again(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)
+    assert options["env_id"] != DICE or episode.outcome == "truncated", "Gymnasium's own time limit"

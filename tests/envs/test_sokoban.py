@@ -21,6 +21,7 @@ from g2po_envs.sokoban import (
 )
 from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.games import turned
+from g2po_envs.sokoban.panels import load_panel
 from g2po_envs.sokoban.solver import MOVES, move
 from g2po_envs.sokoban.tiny import tiny_environment
 from g2po_trl import StateGraph, Step, Trajectory
@@ -104,16 +105,23 @@ def test_levels_of_training_and_evaluation_differ_however_they_are_turned():
 
 def test_what_is_refused():
     for field, call in (
-        ("level", partial(Level.read, "# ? #\n# p #\n# # #")),
-        ("level", partial(Level.read, "# # #\n# p #")),
-        ("level", partial(Level.read, "# # #\n# p #\n# # #")),
+        *(("level", partial(Level.read, text)) for text in ("# ? #\n# p #", "# # #\n# p #", "# # #\n# p #\n# # #")),
         ("size", partial(make_level, "huge", 0)),
         ("size", partial(level_rows, "tiny", 400, held_out=True)),
         ("render", partial(SokobanEnvironment, render="sound")),
         ("positions", partial(SokobanEnvironment, render="image", positions=True)),
+        ("number", partial(load_panel, number=0)),
+        ("number", partial(load_panel, number="2")),
+        ("skip", partial(load_panel, number=3, skip=-1)),
     ):
         with refused(field):
             call()
+
+
+def test_a_panel_is_a_selection_of_held_out_levels():
+    panel = load_panel("medium", number=3, skip=2)
+    assert [row["number"] for row in panel.rows] == [r["number"] for r in level_rows("medium", 5, held_out=True)][2:]
+    assert "\nyou" in load_panel(number=2, compact=True).environment_factory().reset(number=0).text
 
 
 def test_the_limited_expert_knows_no_more_than_what_is_beside_it():

@@ -94,16 +94,16 @@ def test_what_cannot_be_played_is_refused():
         opened("TowerOfHanoi-v0", state_key="board")
 
 
+AGAIN = {
+    "2048-v0-3x3": MOVES * 3,
+    "TowerOfHanoi-v0": HANOI,
+    "FrozenLake-v0": ["right", "down", "nowhere", "down", "nowhere"],
+    "GuessTheNumber-v0": ["1", "20", "7", "x", "3"],
+}
+
+
 @pytest.mark.slow  # each worker takes 2 s to import the library
-@pytest.mark.parametrize(
-    ("env_id", "actions"),
-    [
-        ("2048-v0-3x3", MOVES * 3),
-        ("TowerOfHanoi-v0", HANOI),
-        ("FrozenLake-v0", ["right", "down", "nowhere", "down", "nowhere"]),
-        ("GuessTheNumber-v0", ["1", "20", "7", "x", "3"]),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "actions"), AGAIN.items())
 def test_games_are_played_again(env_id, actions):
     key = "history" if env_id.startswith("Guess") else "observation"
     check_played_again(partial(TextArenaEnvironment, env_id, state_key=key), {"seed": 4}, actions)

@@ -3,7 +3,6 @@
 Workers import this module: it imports nothing that takes long.
 """
 
-import enum
 import os
 import random
 import signal
@@ -47,25 +46,6 @@ KEY_DOOR_WALKTHROUGHS = {
     "cellar": ["go cellar", "take key", "go hall", "open door"],
     "garden": ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"],
 }
-
-
-class Text(str):
-    """Its class cannot be found by name where it is unpickled."""
-
-    __qualname__ = "nowhere"
-
-
-class Mood(enum.StrEnum):
-    """Pickles by a name that is not found."""
-
-    GOOD = "good"
-
-
-class Place(enum.IntEnum):
-    FIRST = 1
-
-
-Mood.__qualname__ = Place.__qualname__ = "nowhere"
 
 
 class Unloadable:
@@ -134,8 +114,6 @@ RESULTS = {
     "nan": lambda: StepResult("x", reward=float("nan")),
     "none": lambda: None,
     "numpy": lambda: numpy_values(),
-    "enum": lambda: StepResult("x", info={"mood": Mood.GOOD, "place": [Place.FIRST], Mood.GOOD: 0.5}),
-    "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
 }
 
 
