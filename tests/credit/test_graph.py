@@ -5,15 +5,11 @@ import random
 
 import numpy as np
 import pytest
+from letter_graphs import episode
 
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 from g2po_trl.credit import episode_advantage, node_advantage, rloo
 from g2po_trl.credit.graph import hash_key, record
-
-
-def episode(keys: str, reward: float, task="t", outcome="failure") -> Trajectory:
-    """One step for each letter of `keys`."""
-    return Trajectory(task, [Step(key, "go") for key in keys], reward, outcome)
 
 
 def test_arrays_by_hand():
@@ -38,19 +34,6 @@ def test_arrays_by_hand():
     assert graph.valid.all() and graph.counted.all() and graph.trajectory_counted.all()
 
 
-def test_last_step_returns_gamma_times_the_reward_and_its_terminal_node_the_reward():
-    graph = StateGraph.from_groups([[episode("abc", 10.0)]])
-    np.testing.assert_allclose(graph.returns, [10 * 0.95**3, 10 * 0.95**2, 9.5], rtol=1e-12)
-    assert graph.next_values[-1] == 10
-
-
-def test_a_self_loop_leads_back_to_its_node():
-    graph = StateGraph.from_groups([[episode("aaa", 8.0)]], gamma=0.5)
-    np.testing.assert_array_equal(graph.node, [0, 0, 0])
-    np.testing.assert_array_equal(graph.next_node, [0, 0, 1])
-    np.testing.assert_array_equal(graph.node_values, [7 / 3, 8])
-
-
 def test_state_key_goes_before_the_observation():
     seen = [Step("Nothing happens.", "go", state_key="kitchen"), Step("kitchen", "go"), Step("", "go", state_key="")]
     graph = StateGraph.from_groups([[Trajectory("t", seen, 0.0, "failure")]])
@@ -61,12 +44,6 @@ def test_keys_are_compared_whole():
     texts = ["a" * 40_000, "a" * 40_000 + "b", "é", "e\u0301", "\ud800", "", " ", "\0"]
     graph = StateGraph.from_groups([[Trajectory("t", [Step(text, "go") for text in texts], 0.0, "failure")]])
     np.testing.assert_array_equal(graph.node, np.arange(len(texts)))
-
-
-def test_same_text_in_two_groups_is_two_nodes():
-    graph = StateGraph.from_groups([[episode("ab", 10.0)], [episode("ab", 0.0)]])
-    np.testing.assert_array_equal(graph.node, [0, 1, 2, 3])
-    np.testing.assert_array_equal(graph.values[2:], [0, 0])
 
 
 def test_nodes_and_values_agree_with_a_plain_dictionary():
@@ -129,11 +106,13 @@ def test_an_episode_that_failed_before_its_first_step_counts_for_the_others():
     assert only.num_steps == 0 and len(g2po(only)) == 0 and set(only.statistics().values()) == {0.0}
 
 
-def test_nothing_but_errors_is_an_empty_graph():
-    graph = StateGraph.from_groups([[episode("", 0.0, outcome="error"), episode("a", 1.0, outcome="error")]])
+@pytest.mark.parametrize("value_lambda", [1.0, 0.0])
+def test_nothing_but_errors_is_an_empty_graph(value_lambda):
+    errors = [episode("", 0.0, outcome="error"), episode("a", 1.0, outcome="error")]
+    graph = StateGraph.from_groups([errors], value_lambda=value_lambda)
     assert (graph.num_nodes, graph.num_steps) == (0, 1)
-    assert set(graph.statistics().values()) == {0.0}
-    assert StateGraph.from_groups([[episode("", 0.0, outcome="error")]]).num_steps == 0
+    assert set(graph.statistics().values()) == {0.0} and not graph.values.any() and not g2po(graph).any()
+    assert StateGraph.from_groups([errors[:1]], value_lambda=value_lambda).num_steps == 0
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -150,13 +129,6 @@ def test_records_are_small_pickle_and_give_the_same_graph():
     for name in ("node", "next_node", "valid", "returns", "node_values", "trajectory", "group"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(other, name))
     np.testing.assert_array_equal(graph.valid[:50], [step.valid for step in steps])
-
-
-# --- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_gamma_one_is_allowed():
-    np.testing.assert_array_equal(StateGraph.from_groups([[episode("ab", 3.0)]], gamma=1.0).returns, [3, 3])
 
 
 def test_statistics_by_hand():

@@ -1,15 +1,14 @@
 """What counts as one state: normalised texts by hand, similar texts, the same on any number of ranks."""
 
-import json
 import random
 import sys
 
 import pytest
 from letter_environment import LongLetterEnvironment
+from letter_trainer import played_in
 from refusals import refused
 
-from g2po_trl import G2POConfig, NormalisedKey, StateGraph, Step, Trajectory
-from g2po_trl.cli.recipe import parse_arguments
+from g2po_trl import NormalisedKey, StateGraph, Step, Trajectory
 from g2po_trl.credit.assignment import Credit
 from g2po_trl.credit.state_keys import (
     keys_of_groups,
@@ -41,8 +40,6 @@ def test_the_environments_own_key_is_normalised_not_the_observation():
     assert make_state_key(lambda step: step.action * 2, ["case"])(Step("x", "Go 1")) == "go 1go 1"
     assert make_state_key(None, None) is None
     assert make_state_key(None, "case") == make_state_key(None, ["case"]), "as YAML may have it"
-    with refused("state_key_ignores"):
-        make_state_key(None, ["case", "number"])
 
 
 def test_similarity_by_hand():
@@ -64,25 +61,17 @@ def test_requests_to_others_are_not_similar_in_any_normalisation():
 
 
 def test_texts_that_differ_in_a_word_are_one_state_and_others_are_not():
-    texts = [
-        LONG,
-        LONG.replace("four", "five"),
-        LONG.replace("rains", "snows"),
-        "the cellar is dark",
-        "nothing happens",
-    ]
+    texts = [LONG, LONG.replace("four", "five"), LONG.replace("rains", "snows"), "the cellar is dark", "nothing"]
     merged = merge_similar(texts, 0.7)
     assert len(set(merged.values())) == 3
     assert merged[texts[0]] == merged[texts[1]] == merged[texts[2]] == min(texts[:3])
-    for text, representative in merged.items():
-        assert similarity(word_pairs(text), word_pairs(representative)) >= 0.7
     assert merge_similar([], 0.5) == {}
 
 
 def test_merging_does_not_depend_on_order():
     rng = random.Random(0)
     words = LONG.split()
-    texts = [" ".join(rng.choice(words) if rng.random() < 0.06 else w for w in words) for _ in range(60)]
+    texts = [" ".join(rng.choice(words) if rng.random() < 0.06 else w for w in words) for _ in range(30)]
     merged = merge_similar(texts, 0.7)
     assert 1 < len(set(merged.values())) < len(set(texts)) / 2
     for _ in range(3):
@@ -95,7 +84,7 @@ def test_nearly_all_pairs_above_the_threshold_are_found():
     rng = random.Random(1)
     vocabulary = [f"w{i}" for i in range(500)]
     missed = found = 0
-    for _ in range(200):
+    for _ in range(60):
         words = [rng.choice(vocabulary) for _ in range(60)]
         changed = list(words)
         changed[rng.randrange(60)] = "other"
@@ -103,7 +92,7 @@ def test_nearly_all_pairs_above_the_threshold_are_found():
         if similarity(*map(word_pairs, pair)) >= 0.9:
             together = len(set(merge_similar(pair, 0.9).values())) == 1
             found, missed = found + together, missed + (not together)
-    assert found > 150 and missed <= 0.01 * found
+    assert found > 50 and missed == 0
 
 
 def trajectories_of(*texts):
@@ -164,45 +153,24 @@ def test_details_are_ignored_before_similar_keys_are_merged(state_key, ignores, 
 # -- in the trainer ---------------------------------------------------------------------------------------------------
 
 
-def nodes(trainer):
-    return [entry["graph/nodes"] for entry in trainer.state.log_history if "graph/nodes" in entry]
-
-
-def keys_written(trainer):
-    path = f"{trainer.args.output_dir}/trajectories/train-000001.jsonl"
-    return {step["state_key"] for line in open(path) for step in json.loads(line)["steps"]}
-
-
-def test_the_users_key_makes_the_nodes(make_trainer):
-    options = {"max_steps": 1, "environment": LongLetterEnvironment, "overwrite": True}
-    plain = make_trainer(**options)
-    plain.train()
-    assert nodes(plain)[0] > 2 and keys_written(plain) == {None}
-    one = make_trainer(**options, key_function=lambda step: "anywhere")
-    one.train()
-    assert nodes(one) == [2.0] and keys_written(one) == {"anywhere"}  # two groups
-    normalised = make_trainer(**options, state_key_ignores=["numbers"])
-    normalised.train()
-    assert nodes(normalised) == [4.0] and keys_written(normalised) == {"hall #", "room #"}
-    similar = make_trainer(**options, state_key="similar:0.15")
-    similar.train()
-    assert nodes(similar)[0] == 4.0 and keys_written(similar) >= {"room 1"}
-    assert read_run(similar.args.output_dir)["trainer"]["state_key"] == "similar:0.15"
+@pytest.mark.parametrize(
+    ("options", "number", "keys"),
+    [({"key_function": lambda step: "anywhere"}, 2, {"anywhere"}), ({"state_key": "similar:0.15"}, 4, {"room 1"})],
+    ids=["a function", "similar"],
+)
+def test_the_users_key_makes_the_nodes(make_trainer, options, number, keys):
+    """Two groups, in which plain keys make more nodes."""
+    trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
+    trainer.train()
+    assert [entry["graph/nodes"] for entry in trainer.state.log_history if "graph/nodes" in entry] == [number]
+    assert {step.state_key for one in played_in(trainer) for step in one.steps} >= keys
+    assert read_run(trainer.args.output_dir)["trainer"]["state_key"] == options.get("state_key")
 
 
 @pytest.mark.parametrize("options", [{"state_key": "similar", "key_function": str}, {"key_function": "similar"}])
 def test_keys_that_the_trainer_refuses(make_trainer, options):
     with refused("state_key"):
         make_trainer(**options)
-
-
-def test_similar_keys_by_flag_and_by_file(tmp_path):
-    (tmp_path / "config.yaml").write_text("state_key: similar:0.8\nuse_cpu: true\nbf16: false\n")
-    argv = ["--config", str(tmp_path / "config.yaml"), "--output_dir", str(tmp_path)]
-    (of_file,), (of_flag,) = (
-        parse_arguments((G2POConfig,), argv=[*argv, *more]) for more in ([], ["--state_key", "similar"])
-    )
-    assert (of_file.state_key, of_flag.state_key) == ("similar:0.8", "similar")
 
 
 def test_a_normalised_key_of_a_request():

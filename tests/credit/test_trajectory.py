@@ -28,16 +28,6 @@ def test_success_is_one_of_five_outcomes_and_two_do_not_count(outcome):
     one = trajectory(outcome=outcome)
     assert one.success is (outcome == "success")
     assert one.counted is record(one).counted is (outcome not in ("error", "lost"))
-
-
-def test_what_did_not_come_to_a_result_is_in_no_rate_and_counted_apart():
-    outcomes = ["success", "failure", "error", "lost", "lost"]
-    summary = summarize([trajectory(outcome=outcome) for outcome in outcomes], ["kind"] * 5)
-    assert (summary["success_rate"], summary["error_rate"], summary["lost_rate"]) == (0.5, 0.2, 0.4)
-    assert (summary["episodes"], summary["episodes_by_type"]) == (5, {"kind": 2})
-
-
-def test_unknown_outcome_is_named_with_the_remedy():
     with pytest.raises(ValueError, match="outcome is 'won'"):
         trajectory(outcome="won")
 
@@ -45,14 +35,17 @@ def test_unknown_outcome_is_named_with_the_remedy():
 def test_jsonl_gives_back_what_was_written(tmp_path):
     path = tmp_path / "trajectories" / "step_1.jsonl"
     written = [
-        trajectory("a"),
+        trajectory(),
         Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s"),
         Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens", task="Wash a cup."),
     ]
     write_jsonl(path, written)
     write_jsonl(path, [trajectory("c")], append=True)
     assert list(read_jsonl(path)) == [*written, trajectory("c")]
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 4
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 4 and "– ✓" in text, "readable"
+    path.write_text(f"\n{text}\n", encoding="utf-8")
+    assert list(read_jsonl(path))[0] == trajectory()
     write_jsonl(path, [])
     assert list(read_jsonl(path)) == []
 
@@ -68,24 +61,7 @@ def test_a_row_is_stored_without_secrets_and_in_a_bounded_size():
     assert long["<cut>"].startswith('{"seed": 3, "parts": ["zzz') and "hf_" not in long["<cut>"]
 
 
-def test_files_from_before_tasks_were_recorded_are_read(tmp_path):
-    data = trajectory("a").to_dict()
-    del data["task"], data["row"], data["steps"][0]["call"]
-    (tmp_path / "old.jsonl").write_text(json.dumps(data) + "\n")
-    (read,) = read_jsonl(tmp_path / "old.jsonl")
-    assert read == trajectory("a") and read.task is None
-
-
-def test_jsonl_keeps_text_readable_and_skips_blank_lines(tmp_path):
-    path = tmp_path / "t.jsonl"
-    write_jsonl(path, [trajectory()])
-    text = path.read_text(encoding="utf-8")
-    assert "– ✓" in text
-    path.write_text(f"\n{text}\n", encoding="utf-8")
-    assert list(read_jsonl(path)) == [trajectory()]
-
-
-@pytest.mark.parametrize("bad", ['{"task_id": "a"', '{"task_id": "a"}', '["a"]', '"a"'])
+@pytest.mark.parametrize("bad", ['{"task_id": "a"', '{"task_id": "a"}', '["a"]'])
 def test_a_bad_line_is_named(tmp_path, bad):
     path = tmp_path / "t.jsonl"
     write_jsonl(path, [trajectory()])
@@ -94,23 +70,11 @@ def test_a_bad_line_is_named(tmp_path, bad):
         list(read_jsonl(path))
 
 
-def test_fields_of_other_versions_are_skipped():
+def test_files_of_other_versions_are_read():
     data = json.loads(json.dumps(trajectory().to_dict()))
     data["colour"], data["steps"][1]["policy_version"] = "red", 3
+    del data["task"], data["row"], data["steps"][0]["call"]
     assert Trajectory.from_dict(data) == trajectory()
-
-
-def test_reasons_of_failures_are_counted_by_kind():
-    played = [
-        Trajectory("a", [], 10.0, "success"),
-        Trajectory("b", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens"),
-        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 800 tokens"),
-        Trajectory("d", [], 0.0, "truncated", failure_reason="own time limit"),
-        Trajectory("e", [], 0.0, "error", error="died"),
-    ]
-    summary = summarize(played)
-    assert summary["success_rate"] == 1 / 4 and summary["failure_reason_rate"] == 3 / 4
-    assert summary["failure_reasons"] == {"own time limit": 1, "prompt too long": 2}
 
 
 @pytest.mark.parametrize(
@@ -130,17 +94,6 @@ def test_reasons_of_failures_are_counted_by_kind():
 def test_admissible_actions(action, listed, expected):
     assert Step("o", action, admissible_actions=listed).admissible is expected
     assert Step("o", action, valid=False, admissible_actions=listed).admissible is (None if not listed else False)
-
-
-def test_the_share_of_admissible_actions():
-    """Of steps that list actions, in episodes with a result; no such step, no such number."""
-    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
-    played = [Trajectory("t", steps, 0.0, "failure"), Trajectory("t", steps[:1] * 9, 0.0, "error", error="died")]
-    assert summarize(played)["admissible_action_ratio"] == 0.5
-    assert "admissible actions      50.0" in format_table({"after": summarize(played)})
-    silent = summarize([Trajectory("t", steps[2:], 0.0, "failure")])
-    assert "admissible_action_ratio" not in silent
-    assert "admissible" not in format_table({"before": silent, "after": summarize(played)})
 
 
 def test_the_error_of_success_is_over_tasks_in_the_table_too():

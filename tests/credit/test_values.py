@@ -5,47 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from letter_graphs import GOLDEN_ADVANTAGES, episode, golden_graph, random_walks
+from letter_graphs import GOLDEN_ADVANTAGES, episode, golden_graph, random_walks, solved_values
 
-from g2po_trl import StateGraph, Trajectory, TrajectoryRecord, g2po
+from g2po_trl import StateGraph, g2po
 from g2po_trl.credit import values
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "values.json"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="golden values are not beside the checkout")
-LAMBDAS = (0.0, 0.25, 0.5, 0.9, 1.0)
-
-
-def dense(groups: list[list[Trajectory]], gamma: float, value_lambda: float) -> dict[tuple[int, str], float]:
-    """V of each state of each group: one linear system in all V and all G, written down equation by equation."""
-    unknown: dict[tuple, int] = {}
-    equations: list[tuple[dict[tuple, float], float]] = []
-    for g, group in enumerate(groups):
-        visits: dict[str, list[tuple]] = {}
-        for t, trajectory in enumerate(group):
-            if trajectory.outcome == "error":
-                continue
-            for j, step in enumerate(trajectory.steps):
-                name = ("G", g, t, j)
-                visits.setdefault(step.key, []).append(name)
-                row = {name: 1.0}
-                if j + 1 == len(trajectory.steps):
-                    equations.append((row, gamma * trajectory.reward))
-                else:
-                    row["V", g, trajectory.steps[j + 1].key] = -gamma * (1 - value_lambda)
-                    row["G", g, t, j + 1] = -gamma * value_lambda
-                    equations.append((row, 0.0))
-        for key, names in visits.items():
-            equations.append(({("V", g, key): 1.0, **{name: -1 / len(names) for name in names}}, 0.0))
-    for row, _ in equations:
-        for name in row:
-            unknown.setdefault(name, len(unknown))
-    matrix, constant = np.zeros((len(equations), len(unknown))), np.zeros(len(equations))
-    for number, (row, value) in enumerate(equations):
-        constant[number] = value
-        for name, coefficient in row.items():
-            matrix[number, unknown[name]] += coefficient
-    solution = np.linalg.solve(matrix, constant)
-    return {name[1:]: solution[number] for name, number in unknown.items() if name[0] == "V"}
 
 
 def state_values(groups, graph) -> dict[tuple[int, str], float]:
@@ -92,20 +58,20 @@ def test_a_loop_by_hand():
     np.testing.assert_allclose(graph.lambda_returns, [4 / 3, 4], rtol=1e-12)
 
 
-def test_two_hundred_random_graphs_agree_with_a_dense_solve():
+def test_random_graphs_agree_with_a_dense_solve():
     compared = 0
-    for seed in range(200):
+    for seed in range(100):
         groups = random_walks(seed)
         for value_lambda in (0.0, 0.5, 0.9):
             for gamma in (0.95, 1.0):
-                expected = dense(groups, gamma, value_lambda)
+                expected = solved_values(groups, gamma, value_lambda)
                 found = state_values(groups, StateGraph.from_groups(groups, gamma, value_lambda))
                 assert found.keys() == expected.keys()
                 np.testing.assert_allclose(
                     [found[key] for key in expected], list(expected.values()), rtol=1e-9, atol=1e-9
                 )
                 compared += len(expected)
-    assert compared > 10_000
+    assert compared > 5_000
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -120,31 +86,6 @@ def test_lambda_one_is_the_mean_return_to_the_bit(seed):
     # And the equations at lambda = 1 have the mean return as their solution.
     limit = StateGraph.from_groups(groups, 0.95, value_lambda=1 - 1e-12)
     np.testing.assert_allclose(limit.node_values, given.node_values, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("value_lambda", LAMBDAS)
-def test_values_lie_between_the_least_and_the_greatest_end(value_lambda):
-    for seed in range(20):
-        groups = random_walks(seed)
-        graph = StateGraph.from_groups(groups, 0.95, value_lambda)
-        counted = graph.rewards[graph.trajectory_counted]
-        if len(counted):
-            inside = graph.values[graph.counted]
-            assert inside.min() >= min(0, counted.min()) - 1e-12 and inside.max() <= max(0, counted.max()) + 1e-12
-
-
-def test_nothing_counted_has_no_values():
-    graph = StateGraph.from_groups([[episode("ab", 1.0, outcome="error")]], value_lambda=0.0)
-    assert graph.num_nodes == 0 and not graph.values.any() and not graph.lambda_returns.any()
-    assert not g2po(graph).any()
-
-
-def test_failures_without_steps_pay_nothing_to_any_node():
-    groups = [[episode("ab", 10.0), TrajectoryRecord("t", [], [], 0.0, "failure", "the prompt does not fit")]]
-    from g2po_trl.credit.graph import record
-
-    graph = StateGraph.from_records([[record(groups[0][0]), groups[0][1]]], 0.5, 0.0)
-    np.testing.assert_allclose(graph.values, [2.5, 5.0], rtol=1e-12)
 
 
 def test_groups_are_solved_in_batches(monkeypatch):

@@ -69,3 +69,36 @@ def golden_graph(case: dict, value_lambda: float = 1.0) -> StateGraph:
 
     groups = [[recorded(group["name"], one) for one in group["trajectories"]] for group in case["groups"]]
     return StateGraph.from_groups(groups, case["gamma"], value_lambda)
+
+
+def solved_values(groups: list[list[Trajectory]], gamma: float, value_lambda: float) -> dict[tuple[int, str], float]:
+    """V of each state of each group: one linear system in all V and all G, written down equation by equation."""
+    unknown: dict[tuple, int] = {}
+    equations: list[tuple[dict[tuple, float], float]] = []
+    for g, group in enumerate(groups):
+        visits: dict[str, list[tuple]] = {}
+        for t, trajectory in enumerate(group):
+            if trajectory.outcome == "error":
+                continue
+            for j, step in enumerate(trajectory.steps):
+                name = ("G", g, t, j)
+                visits.setdefault(step.key, []).append(name)
+                row = {name: 1.0}
+                if j + 1 == len(trajectory.steps):
+                    equations.append((row, gamma * trajectory.reward))
+                else:
+                    row["V", g, trajectory.steps[j + 1].key] = -gamma * (1 - value_lambda)
+                    row["G", g, t, j + 1] = -gamma * value_lambda
+                    equations.append((row, 0.0))
+        for key, names in visits.items():
+            equations.append(({("V", g, key): 1.0, **{name: -1 / len(names) for name in names}}, 0.0))
+    for row, _ in equations:
+        for name in row:
+            unknown.setdefault(name, len(unknown))
+    matrix, constant = np.zeros((len(equations), len(unknown))), np.zeros(len(equations))
+    for number, (row, value) in enumerate(equations):
+        constant[number] = value
+        for name, coefficient in row.items():
+            matrix[number, unknown[name]] += coefficient
+    solution = np.linalg.solve(matrix, constant)
+    return {name[1:]: solution[number] for name, number in unknown.items() if name[0] == "V"}
