@@ -17,7 +17,6 @@ import numpy as np
 import programs
 import pytest
 import torch
-from datasets import Dataset
 
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 
@@ -91,7 +90,7 @@ def test_the_first_lines_print_what_they_say(capsys):
 
 
 def test_every_block_is_run_here():
-    tested = set(re.findall(r'load\(\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    tested = set(re.findall(r'(?:load\(|CODE\[)\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
     assert set(CODE) == tested | {"async_grpo.py"}  # tests/credit/test_async_grpo.py
 
 
@@ -145,116 +144,66 @@ class Rooms:
         return ("kitchen", "cellar")[code % 2], float(code % 3), self.turns == 2 + code % 2
 
 
-def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_path, monkeypatch):
-    from trl import GRPOConfig, GRPOTrainer
-
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    hook = load("trl_graph.py")
-    rollout = load("trl_rollout.py").rollout_func(Rooms, max_turns=4, max_tokens=2)
-    batches, trained, played = [], [], []
-
-    class Watched(hook.GraphGRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            batch = super()._generate_and_score_completions(inputs)
-            batches.append((batch, [dict(row) for row in inputs]))
-            return batch
-
-        def _compute_loss(self, model, inputs):
-            trained.append(inputs["advantages"])
-            return GRPOTrainer._compute_loss(self, model, inputs)
-
-    def play(prompts, trainer):
-        played.append(rollout(prompts, trainer))
-        return played[-1]
-
-    args = GRPOConfig(
-        str(tmp_path),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=2,
-        learning_rate=1e-2,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=3,
-    )
-    names = {
-        "GraphGRPOTrainer": Watched,
-        "total_reward": hook.total_reward,
-        "rollout_func": lambda *arguments, **options: play,
-        "MyEnvironment": Rooms,
-        "args": args,
-        "model": str(tiny_model_dir),
-    }
-    torch.manual_seed(0)
-    done = load("trl_train.py", **names, prompts=Dataset.from_list([{"prompt": str(seed)} for seed in range(4)]))
-
-    assert done.trainer.state.global_step == 2 and len(batches) == len(played) == 2
-    nonzero = 0
-    for (batch, inputs), out in zip(batches, played):
-        episodes = [(f"{i // 4} {x['prompt']}", x["state_keys"], x["reward"]) for i, x in enumerate(inputs)]
-        assert len({group for group, _, _ in episodes}) == 2, "a group is four episodes of one prompt"
-        assert [out["state_keys"], out["reward"]] == [[e[1] for e in episodes], [e[2] for e in episodes]]
-        assert batch["advantages"].shape == batch["completion_ids"].shape
-        for steps, mask, got in zip(by_hand(episodes), out["env_mask"], batch["advantages"].tolist()):
-            runs = np.cumsum(np.diff(mask, prepend=0) == 1) - 1
-            expected = [steps[run] if mine else 0.0 for run, mine in zip(runs, mask)]
-            np.testing.assert_allclose(got, expected + [0.0] * (len(got) - len(mask)), rtol=1e-6, atol=1e-6)
-            nonzero += len({round(number, 4) for number in steps.tolist()}) > 1
-    assert nonzero > 0, "no episode has steps of different worth: the test shows nothing"
-    assert all(advantages.dim() == 2 for advantages in trained) and len(trained) == 2
-    fresh = type(done.trainer.model).from_pretrained(tiny_model_dir)
-    assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), done.trainer.model.parameters()))
-
-
-RANK = """
+BEFORE = """
 import json, os, sys
 from pathlib import Path
-import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
-model, output = sys.argv[1:]
-play = rollout_func(Rooms, 4, 2)
-kept = []
+model, output, rows, of_a_group = sys.argv[1:]
+kept, rank = [], os.environ.get("RANK", "0")
 
 
 class Watched(GraphGRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        mask = batch["completion_mask"] * batch["tool_mask"]
-        for row, m, a in zip(inputs, mask.tolist(), batch["advantages"].tolist()):
-            kept.append([row["state_keys"], row["reward"], m, a])
+        masks = (batch["completion_mask"] * batch["tool_mask"]).tolist()
+        keys = [(row["prompt"], row["state_keys"], row["reward"]) for row in inputs]
+        kept.append(list(zip(keys, masks, batch["advantages"].tolist())))
         return batch
 
+    def _compute_loss(self, model, inputs):
+        assert inputs["advantages"].shape == inputs["completion_ids"].shape
+        return super()._compute_loss(model, inputs)
+
+
+MyEnvironment, GraphGRPOTrainer = Rooms, Watched
 args = GRPOConfig(
-    output, per_device_train_batch_size=4, num_generations=8, max_steps=1, bf16=False, use_cpu=True,
-    gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
+    output, per_device_train_batch_size=int(rows), num_generations=int(of_a_group), max_steps=2, learning_rate=1e-2,
+    bf16=False, use_cpu=True, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
+    seed=3,
 )
-torch.manual_seed(int(os.environ["RANK"]))
+torch.manual_seed(int(rank))
 prompts = Dataset.from_list([{"prompt": str(seed)} for seed in range(4)])
-trainer = Watched(model=model, args=args, train_dataset=prompts, reward_funcs=total_reward, rollout_func=play)
-trainer.train()
-assert trainer.accelerator.num_processes == 2
-Path(output, f"rank{os.environ['RANK']}.json").write_text(json.dumps(kept))
+"""
+AFTER = """
+fresh = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(model)
+assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), trainer.model.parameters()))
+Path(output, f"rank{rank}.json").write_text(json.dumps(kept))
 """
 
 
-@pytest.mark.slow
-def test_trl_compares_a_group_that_is_spread_over_two_ranks(tiny_model_dir, tmp_path):
-    code = "\n\n".join([CODE["trl_graph.py"], CODE["trl_rollout.py"], inspect.getsource(Rooms), RANK])
+@pytest.mark.parametrize(("ranks", "rows", "of_a_group"), [(1, 8, 4), pytest.param(2, 4, 8, marks=pytest.mark.slow)])
+def test_trl_trains_on_the_advantages_of_the_graph(tiny_model_dir, tmp_path, ranks, rows, of_a_group):
+    """Also of a group that is spread over two ranks."""
+    hook, rollout, training = CODE["trl_graph.py"], CODE["trl_rollout.py"], CODE["trl_train.py"]
+    code = "\n\n".join([hook, rollout, inspect.getsource(Rooms), BEFORE, training, AFTER])
     env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    run = programs.run_ranks(2, "-c", code, tiny_model_dir, tmp_path, env=env, timeout=120)
+    run = programs.run_ranks(ranks, "-c", code, tiny_model_dir, tmp_path, rows, of_a_group, env=env, timeout=120)
     assert run.returncode == 0, run.stderr[-3000:]
-    rows = [row for rank in (0, 1) for row in json.loads((tmp_path / f"rank{rank}.json").read_text())]
-    assert len(rows) == 8 and len({row[1] for row in rows}) > 1
-    for steps, (keys, _, mask, got) in zip(by_hand([("g", keys, reward) for keys, reward, _, _ in rows]), rows):
-        runs = np.cumsum(np.diff(mask, prepend=0) == 1) - 1
-        assert len(keys) == runs[-1] + 1
-        np.testing.assert_allclose(got, np.where(mask, steps[runs], 0.0), rtol=1e-6, atol=1e-6)
+    of_ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    assert len(of_ranks[0]) == 2
+    different = 0
+    for parts in zip(*of_ranks):
+        batch = [row for part in parts for row in part]
+        episodes = [(f"{i // of_a_group} {of[0]}", *of[1:]) for i, (of, _, _) in enumerate(batch)]
+        assert len(batch) == 8 and len({group for group, _, _ in episodes}) == 8 // of_a_group
+        for steps, (of, mask, got) in zip(by_hand(episodes), batch):
+            runs = np.cumsum(np.diff(mask, prepend=0) == 1) - 1
+            assert len(of[1]) == runs[-1] + 1
+            np.testing.assert_allclose(got, np.where(mask, steps[runs], 0.0), rtol=1e-6, atol=1e-6)
+            different += len({round(number, 4) for number in steps.tolist()}) > 1
+    assert different > 0, "no episode has steps of different worth: the test shows nothing"
 
 
 # --- the others, between stand-ins -----------------------------------------------------------------------------------
