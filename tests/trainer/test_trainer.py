@@ -1,7 +1,6 @@
 """The real trainer on a tiny random model: exactness of the gradient, learning, and bad input."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from g2po_trl import G2POError, G2POTrainer, StateGraph, StepResult, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
+from g2po_trl import G2POError, G2POTrainer, StepResult, gigpo
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import before_and_after
@@ -77,7 +76,9 @@ def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
 
 
 def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer):
-    trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
+    options = {"advantage_estimator": "gigpo", "steps_per_generation": 2, "per_device_train_batch_size": 4}
+    trainer = make_trainer(max_steps=4, **options)
+    assert trainer.credit.estimator.func is gigpo and trainer.estimator_name == "gigpo"
     before = flat_weights(trainer)
     trainer.train()
     assert (flat_weights(trainer) - before).abs().max() > 1e-5
@@ -90,40 +91,6 @@ def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer):
     step = trajectories[0].steps[1]
     assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.completion
     assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
-
-
-@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "luspo", "vespo"])  # every gradient: above
-def test_training_twice_on_a_rollout_moves_weights(make_trainer, loss_type):
-    options = {"importance_sampling_level": "sequence" if loss_type == "luspo" else "token", "max_steps": 4}
-    trainer = make_trainer(loss_type=loss_type, steps_per_generation=2, num_iterations=2, **options)
-    before = flat_weights(trainer)
-    trainer.train()
-    moved = (flat_weights(trainer) - before).abs().max()
-    assert 1e-5 < moved < 1e-1 and torch.isfinite(flat_weights(trainer)).all()
-
-
-ESTIMATORS = {
-    "g2po": ({}, g2po),
-    "g2po without A_EC": ({"estimator_kwargs": {"edge_centric": False}}, partial(g2po, edge_centric=False)),
-    "g2po, value_lambda 0.5": ({"value_lambda": 0.5}, g2po),
-    "g2po without group aggregation": ({"estimator_kwargs": {"aggregate": False}}, partial(g2po, aggregate=False)),
-    "gigpo": ({"step_advantage_weight": 0.5}, partial(gigpo, step_weight=0.5)),
-    "grpo": ({}, grpo),
-    "rloo": ({}, rloo),
-    "graphgpo": ({"estimator_kwargs": {"omega": 0.2}}, partial(graphgpo, omega=0.2)),
-    "hgpo": ({"history_length": 1}, partial(hgpo, history_length=1)),
-    "crbc": ({"estimator_kwargs": {"least_std": 0.1}}, partial(crbc, least_std=0.1)),
-}
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_advantage_estimator_by_name_is_its_function(make_trainer, name):
-    options, expected = ESTIMATORS[name]
-    trainer = make_trainer(LongLetterEnvironment, advantage_estimator=name.split()[0].rstrip(","), **options)
-    groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
-    graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
-    assert np.array_equal(trainer.credit.estimator(graph), expected(graph, invalid_action_penalty=0.1))
-    assert trainer.estimator_name == name
 
 
 def test_train_with_zero_advantages_and_no_kl_keeps_weights(make_trainer):
@@ -164,8 +131,8 @@ def test_gradient_without_rows_of_no_advantage_is_the_same(make_trainer):
 
 
 def test_train_on_letters_raises_the_success_rate(make_trainer, tmp_path):
-    options = {"per_device_train_batch_size": 32, "num_generations": 8, "steps_per_generation": 2, "max_steps": 100}
-    options |= {"max_completion_length": 1, "learning_rate": 3e-3, "beta": 0.0, "eval_temperature": 1.0}
+    options = {"per_device_train_batch_size": 32, "num_generations": 8, "steps_per_generation": 2, "max_steps": 50}
+    options |= {"max_completion_length": 1, "learning_rate": 6e-3, "beta": 0.0, "eval_temperature": 1.0}
     trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=8, **options)
     before = trainer.evaluate()["eval_success_rate"]
     trainer.train()
@@ -199,17 +166,12 @@ def test_evaluate_at_two_temperatures_is_two_panels_that_repeat_exactly(make_tra
     assert before_and_after(entries)[1] == entries[1]
 
 
-def test_save_model_writes_weights_that_load_and_a_card(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=1, eval_dataset=TASKS)
-    trainer.evaluate()
+def test_save_model_writes_weights_that_load(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=1)
     trainer.train()
-    trainer.evaluate()
     trainer.save_model()
-    trainer.create_model_card()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), flat_weights(trainer))
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert all(fact in card for fact in ("LetterEnvironment", "`g2po`", "| learning_rate | 0.001 |", "success: all"))
 
 
 # -- faults and bad input ---------------------------------------------------------------------------------------------
@@ -238,18 +200,14 @@ class WordyEnvironment(LetterEnvironment):
         return replace(super().reset(seed), task="go " * (200 * (seed % 2) + 1))
 
 
-def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer, tmp_path):
+def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer):
     """Of eight tasks four have a goal that is too long; the other four train."""
     options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
-    trainer = make_trainer(WordyEnvironment, eval_dataset=TASKS, **options)
+    trainer = make_trainer(WordyEnvironment, **options)
     trainer.train()
     (entry,) = (e for e in trainer.state.log_history if "episode/error_rate" in e)
     assert entry["episode/failure_reason_rate"] == 0.5 and entry["episode/error_rate"] == 0
     assert entry["episode/success_rate"] <= 0.5 and entry["update/step_samples"] == 32
-    metrics = trainer.evaluate()
-    assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
-    *_, written = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
-    assert written["failure_reasons"] == {"prompt too long": 4}
     trainer = make_trainer(WordyEnvironment, max_error_rate=0.4, overwrite=True, **options)
     with refused("max_error_rate"):
         trainer.train()
@@ -297,7 +255,6 @@ def game(**methods):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (game(reset=lambda self, seed: None), "Game"),
         (game(reset=lambda self, seed: 5), "Game"),
         (game(step=lambda self, action: StepResult("hall", float("nan"), True)), "Game"),
         (game(step=lambda self, action: 1 / 0), "division by zero"),
@@ -316,12 +273,6 @@ def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir):
     tokenizer.chat_template = None
     with refused("chat_template"):
         make_trainer(processing_class=tokenizer)
-
-
-def test_output_dir_that_cannot_be_written_is_refused(make_trainer, tmp_path):
-    (tmp_path / "out").write_text("a file, not a folder")
-    with pytest.raises(OSError, match="out"):
-        make_trainer()
 
 
 def test_a_panel_is_evaluated_by_its_name(make_trainer, tmp_path):
