@@ -193,7 +193,7 @@ def prompted() -> list[Job]:
     jobs = []
     for agent in ("direct", "react", "reflexion"):
         words = ("--model", TAUGHT, "--environment", "alfworld", "--agent", agent, "--max-turns", "15")
-        words += ("--max-completion-length", "96", "--history-length", "2" if agent == "direct" else "30")
+        words += ("--max-completion-length", "96", *(("--history-length", "2") if agent == "direct" else ()))
         jobs.append(Job("prompted", agent, 0, games=96, panels=((0.4, 1),), evaluate=words, pretrained=True))
     return jobs
 

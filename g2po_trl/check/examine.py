@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling, derived_seed
@@ -17,16 +17,13 @@ from ..environments.setup import first_steps, played_as
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
 from ..environments.validation import is_agent
-from ..evaluation.agents import ChatActor, DirectAgent
 from ..prompts.template import PromptTemplate
+from ..rollout.actor import Actor
 from ..rollout.player import Player
 from . import measure
 from .contract import contract_findings
 from .findings import Finding, Kind, has_errors, worst_first
 from .play import TEXTS, Answer, Played, play, random_answer, replay_difference, slow
-
-if TYPE_CHECKING:
-    from ..evaluation.chat_models import ChatModel
 
 
 @dataclass
@@ -56,13 +53,13 @@ class Examination:
             return [Kind.REFUSED.found(error=str(error))]
 
     def with_model(
-        self, chat: ChatModel, sampling: Sampling, settings: Any, prompt_template: PromptTemplate | None = None
+        self, actor: Actor, sampling: Sampling, settings: Any, prompt_template: PromptTemplate | None = None
     ) -> list[Finding]:
         """Return the findings of episodes that a model plays concurrently, as in training, the worst first.
 
         `settings` has `history`, `history_length` and `max_prompt_length`. Raises `G2POError` of a server.
         """
-        return self._of_each(lambda part: part._model(chat, sampling, settings, prompt_template))
+        return self._of_each(lambda part: part._model(actor, sampling, settings, prompt_template))
 
     def with_expert(self, answer: Answer) -> list[Finding]:
         """Return the findings of an expert's episodes. `answer`: an episode -> an action, a response, or `None`."""
@@ -141,23 +138,24 @@ class Examination:
         return findings + measure.spelled_words(played.steps, self.model)
 
     def _model(
-        self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
+        self, actor: Actor, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
         playing = self.environment_factory, self.episode_limits, template and template.of(self.name), settings.history
         factory, template, history = played_as(*playing)
-        agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
-        rows, lengths = [task for task in self.tasks for _ in range(self.episodes)], []
+        lengths = {name: getattr(settings, name) for name in ("history_length", "max_prompt_length")}
+        actor = replace(actor, template=template, history=history, **lengths)
+        rows, usage = [task for task in self.tasks for _ in range(self.episodes)], []
         numbers = range(len(rows))
         groups, seeds = [n // self.episodes for n in numbers], [derived_seed(0, n) for n in numbers]
         with EnvironmentPool(factory, self.limits) as pool:
-            player = Player(pool, ChatActor.of(chat, agent), self.episode_limits)
-            played, _ = player.play(rows, sampling, groups, seeds, None, lambda one: lengths.extend(one.usage))
+            player = Player(pool, actor, self.episode_limits)
+            played, _ = player.play(rows, sampling, groups, seeds, None, lambda one: usage.extend(one.usage))
         played = Played.of(played, self.episodes)
         findings = measure.failures(played.failures, "the agent" if self.is_agent else "an episode")
         if not played.episodes:
             return findings
         findings += measure.agent_findings(played, self.turns) if self.is_agent else []
-        findings += measure.completion_findings(played, lengths)
+        findings += measure.completion_findings(played, usage)
         had_effect = any(step.admissible is not False for step in played.steps)
         findings += self._states(played, kind="") if had_effect else measure.faults(played)
         return [*findings, measure.outcomes(played, self.turns, "the model's responses")]

@@ -10,7 +10,7 @@ from typing import Any
 from ..environments.causes import describe_failure
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..evaluation.agents import TextActor
+from ..evaluation.text_actor import TextActor
 from ..prompts.conversation import ChatResponse
 from ..rollout.episode import Episode, sent
 from ..rollout.player import Player

@@ -15,7 +15,7 @@ class EngineKind(Choice):
 
     Args:
         path, help: see `Choice`.
-        offline: `module:function` that returns the chat model of a checkpoint, for `g2po evaluate`. `None`: none.
+        offline: `module:function` that returns the actor of a checkpoint, for `g2po evaluate`. `None`: none.
         extra: the extra of this package that the engine needs.
     """
 
@@ -24,7 +24,7 @@ class EngineKind(Choice):
     method: ClassVar[str] = "of_trainer"
 
     def load_offline(self, model: str, **options: Any) -> Any:
-        """Return the chat model of a checkpoint that is not being trained."""
+        """Return the actor of a checkpoint that is not being trained."""
         return load_name(self.offline)(model, **options)
 
 

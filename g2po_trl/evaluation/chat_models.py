@@ -1,4 +1,4 @@
-"""Chat models in this process or on a server: requests in, completions as text out."""
+"""Chat models: actors of checkpoints in this process, and servers that complete chat requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,32 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..engines.base import Completion, Engine
+from ..engines.base import Completion
 from ..engines.sampling import Sampling, derived_seed
 from ..engines.transformers import TransformersEngine
-from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
+from ..prompts.conversation import (
+    ChatRequest,
+    Message,
+    message_text,
+    normalize_messages,
+    response_action,
+    since_last_completion,
+)
 from ..prompts.images import ImageEncoder, ImageInputs, load_processing_class, load_processor
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..prompts.tokenization import ChatEncoder, get_tokenizer
-from ..rollout.conversations import cut_before, sampling_of
+from ..prompts.tool_calls import call_in
+from ..rollout.actor import PromptActor, prompt_contents
+from ..rollout.conversations import cut_before, request_of, sampling_of
+from ..rollout.episode import Episode
+from ..trajectory import Step
 from ..utils.adapters import adapter_of, load_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import import_extra
 from ..utils.json import write_json
 from ..utils.options import require
 from ..utils.trl_compat import create_model_from_path
+from .text_actor import TextActor
 
 # Words in servers' errors about conversations that exceed the model's context.
 _TOO_LONG = ("context_length", "context length", "context size", "context window", "maximum context")
@@ -48,35 +60,6 @@ class ChatCompletion:
     complete: bool = True
     error: str | None = None
     message: Message | None = None
-
-
-class EngineChat:
-    """A model in this process, with an engine as in training; `longest`: tokens of prompt and completion together."""
-
-    def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: Kwargs = None):
-        self.engine, self.longest = engine, longest
-        self.encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
-
-    def generate(
-        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[ChatCompletion]:
-        """Return the completions of requests without tools, all with the stop texts of the first one."""
-        prompts = self.encode.ids([self.encode.text(request.messages) for request in requests])
-        sampling, stop = sampling_of(requests[0], sampling), requests[0].stop
-        most = (self.longest or inf) - sampling.max_completion_length
-        completions = [ChatCompletion("", error=f"{len(ids)} tokens, at most {most} fit") for ids in prompts]
-        fitting = [i for i, ids in enumerate(prompts) if len(ids) <= most]
-        generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
-        for i, completion in zip(fitting, generated):
-            whole = self.encode.decode(completion.ids, self.engine.stop_token_ids)
-            text = cut_before(whole, stop)
-            lengths = len(prompts[i]), len(completion.ids)
-            completions[i] = ChatCompletion(text, *lengths, completion.complete or text != whole)
-        return completions
-
-    def close(self) -> None:
-        """Free memory and processes."""
-        self.engine.close()
 
 
 class SeededEngine(TransformersEngine):
@@ -121,8 +104,8 @@ def load_tokenizer(model: str, loaded: Any):
 
 def load_local(
     model: str, chat_template_kwargs: Kwargs = None, generation_kwargs: Kwargs = None, autocast: str = "", **kwargs
-) -> EngineChat:
-    """Return the chat model of a checkpoint or an adapter, with transformers' `generate`.
+) -> PromptActor:
+    """Return the actor of a checkpoint or an adapter, with transformers' `generate`.
 
     `generation_kwargs` go to `GenerationConfig`, `kwargs` to `from_pretrained`. `autocast` is the precision of the
     forward pass, e.g. "bfloat16", as in mixed-precision training; by default that of the weights.
@@ -138,13 +121,14 @@ def load_local(
     engine = SeededEngine.from_model(loaded, tokenizer, precision, **options)
     engine.read_images(ImageInputs.of(processing_class, loaded))
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    return EngineChat(engine, longest, chat_template_kwargs)
+    encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
+    return PromptActor(engine, encode, context_length=longest)
 
 
 def load_vllm(
     model: str, chat_template_kwargs: Kwargs = None, generation_kwargs: Kwargs = None, **vllm_options: Any
-) -> EngineChat:
-    """Return the chat model of a checkpoint or an adapter, with vLLM in this process.
+) -> PromptActor:
+    """Return the actor of a checkpoint or an adapter, with vLLM in this process.
 
     `generation_kwargs` go to `SamplingParams`, `vllm_options` to `vllm.LLM`.
     """
@@ -155,7 +139,8 @@ def load_vllm(
         processors = filter(None, map(load_processor, engine.images_from))
         if (processor := next(processors, None)) is not None:
             engine.read_images(ImageEncoder(processor))
-        return EngineChat(engine, engine.longest, chat_template_kwargs)
+        encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
+        return PromptActor(engine, encode, context_length=engine.longest)
     except BaseException:  # else vLLM's processes keep this one from ending
         engine.close()
         raise
@@ -288,4 +273,47 @@ def api_messages(messages: Sequence[Message]) -> list[Message]:
     return sent
 
 
-ChatModel = EngineChat | ServerChat
+@dataclass
+class ServerActor(TextActor):
+    """An actor that asks a model on a server. `PromptActor` explains the fields; servers limit prompts themselves."""
+
+    server: ServerChat
+    template: PromptTemplate = DEFAULT_PROMPT
+    history_length: int = 2
+    history: str | None = "window"
+    max_prompt_length: int | None = None  # not regarded
+    stop: tuple[str, ...] = ()  # texts that end a completion, without being part of it
+    engine = None
+
+    def close(self) -> None:
+        self.server.close()
+
+    def answer(self, episodes: Sequence[Episode]) -> list[Step | None]:
+        for episode in episodes:
+            remedy = "a server's model reads text only; evaluate a vision-language checkpoint"
+            require(not episode.observation.images, "images", len(episode.observation.images), remedy)
+        requests = list(map(self._request, episodes))
+        seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
+        return list(map(self._step, episodes, requests, self.server.generate(requests, self.sampling, seeds)))
+
+    def _request(self, episode: Episode) -> ChatRequest:
+        template = self.template.of(episode.environment)
+        if self.history == "conversation" or episode.observation.request is not None:
+            request = request_of(episode, template)
+            return replace(request, stop=request.stop + self.stop)
+        return ChatRequest(template.messages(**prompt_contents(episode, self.history_length)))
+
+    def _step(self, episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step | None:
+        if completion.error:
+            return episode.give_up(f"context overflow: {completion.error}")
+        episode.reported.append((completion.prompt_tokens, completion.completion_tokens))
+        text, fields = completion.text, {"completion_truncated": not completion.complete}
+        if episode.observation.request is not None:
+            action, valid = response_action(completion.message), request.is_valid(completion.message)
+            fields["call"] = request.call_in(completion.message, text, valid)
+            fields["messages"] = since_last_completion(request.messages) if episode.steps else request.messages
+        else:
+            template = self.template.of(episode.environment)
+            action, valid = template.read(text, "", episode.observation.admissible_actions)
+            fields |= {"call": call_in(template, action, valid), "prompt": request.messages[-1]["content"]}
+        return episode.step(action, text, valid=valid, **fields)

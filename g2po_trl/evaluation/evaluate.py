@@ -23,10 +23,11 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
-from ..environments.setup import played_as
-from ..environments.several import check_limits, environments_of, mixed
+from ..environments.setup import first_steps, played_as
+from ..environments.several import check_limits, environments_of, mixed, one_task_each
 from ..environments.tasks import check_task_columns, read_tasks
 from ..environments.validation import is_score
+from ..rollout.actor import PromptActor
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..runs.callbacks import rollout_bar
@@ -36,11 +37,11 @@ from ..trajectory import Trajectory, read_unfinished, write_jsonl
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import check_options, require
-from .agents import Agent, ChatActor, DirectAgent, ReActAgent
-from .chat_models import ChatModel, ServerChat
+from .chat_models import ServerActor, ServerChat
 from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions
 from .panel import Panel
+from .prompted import OBSERVED, TrialPlayer, react_template, reflect
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
@@ -67,26 +68,27 @@ def load_panel(options: EvaluateOptions) -> Panel:
     factory, template, history = played_as(panel.environment_factory, limits, template, history)
     for number, row in enumerate(rows, 1):
         check_task_columns(factory, row, f"task {number} of {panel.name}: ")
+    if options.agent != "direct":
+        template = react_template(panel, lists_actions="{actions}" in template.later)
+        history = "conversation"
     columns = {**panel.columns, **{name: f"success_rate_by_type/{name}" for name in environments_of(factory)}}
-    played = {"environment_factory": factory, "prompt_template": template, "history": history}
-    return replace(panel, rows=rows, max_turns=limits.max_turns, columns=columns, **played)
+    length = panel.history_length if options.history_length is None else options.history_length
+    prompts = {"prompt_template": template, "history": history, "history_length": length}
+    played = {"environment_factory": factory, "max_turns": limits.max_turns, **prompts}
+    return replace(panel, rows=rows, columns=columns, **played)
 
 
-def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
-    """Return the agent that the options name."""
-    given = {} if options.history_length is None else {"history_length": options.history_length}
-    if options.agent == "direct":
-        given = {"history_length": panel.history_length, "history": panel.history} | given
-        return DirectAgent(panel.prompt_template, max_prompt_length=options.max_prompt_length, **given)
-    return ReActAgent(panel, **given, trials=options.trials if options.agent == "reflexion" else 1)
-
-
-def make_chat_model(options: EvaluateOptions) -> ChatModel:
-    """Return the model that the options name."""
+def make_actor(options: EvaluateOptions, panel: Panel) -> PromptActor | ServerActor:
+    """Return the model that the options name, with the prompts of the evaluation set."""
     more = {"chat_template_kwargs": options.chat_template_kwargs, "generation_kwargs": options.generation_kwargs}
     if options.base_url:
-        return ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
-    return ENGINES[options.engine].load_offline(options.model, **more, **options.precision, **options.engine_options)
+        server = ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
+        actor = ServerActor(server, stop=() if options.agent == "direct" else (OBSERVED,))
+    else:
+        more |= {**options.precision, **options.engine_options}
+        actor = ENGINES[options.engine].load_offline(options.model, **more)
+    lengths = {"history_length": panel.history_length, "max_prompt_length": options.max_prompt_length}
+    return replace(actor, template=panel.prompt_template, history=panel.history, **lengths)
 
 
 @dataclass
@@ -100,16 +102,15 @@ class PanelPlayer:
 
     panel: Panel
     player: Player
-    chat: ChatModel
-    agent: Agent
     sampling: Sampling
+    trials: int
     batch_size: int
 
     def play(self, seed: int, path: Path) -> list[Trajectory]:
         """Return the last trial of each task with a seed, in order; resume where the file ends."""
         indices = range(len(self.panel.rows))
         batches = [indices[start : start + self.batch_size] for start in indices[:: self.batch_size]]
-        is_independent = self.chat.engine is None or self.chat.engine.takes_seeds
+        is_independent = getattr(self.player.actor.engine, "takes_seeds", True)  # a server takes them, too
         finished = _resume(path, () if is_independent else batches)
         for batch in batches:
             if left := [index for index in batch if index not in finished]:
@@ -118,37 +119,35 @@ class PanelPlayer:
 
     def _play_batch(self, indices: list[int], seed: int, path: Path, finished: dict[int, Trajectory]) -> None:
         """Play tasks, those that fail again after a reflection, and add their last trials to the finished ones."""
-        player, notes = self.player, {index: [] for index in indices}
+        actor, notes = self.player.actor, {index: [] for index in indices}
 
         def record(episode: Episode) -> None:
             index, trajectory = indices[episode.number], episode.trajectory()
-            is_last = trajectory.success or not trajectory.counted or trial == self.agent.trials - 1
+            is_last = trajectory.success or not trajectory.counted or trial == self.trials - 1
             tokens = dict(zip(("prompt_tokens", "completion_tokens"), map(sum, zip((0, 0), *episode.usage))))
             facts = {"panel_index": index, "trial": trial, "last_trial": is_last, "reflections": [*notes[index]]}
             trajectory.info = {**trajectory.info, **facts, **tokens}
             for step in trajectory.steps:
                 if step.prompt_ids and step.messages is None:  # the folder has no tokenizer for the viewer
-                    step.prompt = self.chat.encode.tokenizer.decode(step.prompt_ids)
+                    step.prompt = actor.encode.tokenizer.decode(step.prompt_ids)
             write_jsonl(path, [trajectory], append=True)
             if is_last:
                 finished[index] = trajectory
 
-        for trial in range(self.agent.trials):
+        for trial in range(self.trials):
             # In the first trial a seed equals that of a training run with `eval_seed`.
             seeds = [derived_seed(seed, index, *([trial] if trial else [])) for index in indices]
             rows = [self.panel.rows[index] for index in indices]
+            player = TrialPlayer(**vars(self.player), notes=[notes[index] for index in indices])
             with rollout_bar(f"seed {seed}", player.max_turns, enabled=True) as bar:
                 trajectories, _ = player.play(rows, self.sampling, None, seeds, bar, record)
             failed = [part for part in zip(indices, trajectories, seeds) if part[0] not in finished]
             if not failed:
                 return
-            indices = [index for index, _, _ in failed]
-            requests = [self.agent.reflect(trajectory, notes[index]) for index, trajectory, _ in failed]
-            completions = self.chat.generate(requests, self.sampling, [derived_seed(part[2], -1) for part in failed])
-            for index, completion in zip(indices, completions):
-                notes[index] += [] if completion.error else [" ".join(completion.text.split())]
-            told = replace(self.agent, notes=[notes[index] for index in indices])
-            player = replace(player, actor=ChatActor(self.chat, told))
+            indices, trajectories, seeds = map(list, zip(*failed))
+            seeds = [derived_seed(seed, -1) for seed in seeds]
+            for number, note in reflect(actor, self.panel.about, trajectories, self.sampling, seeds).items():
+                notes[indices[number]].append(note)
 
 
 def _resume(path: Path, batches: Sequence[Sequence[int]]) -> dict[int, Trajectory]:
@@ -192,21 +191,20 @@ def format_rows(rows: Sequence[dict[str, float]]) -> str:
     return "\n".join("".join(map(str.rjust, part, widths)) for part in (cells, cells.values()))
 
 
-def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, Any]:
+def identity(options: EvaluateOptions, panel: Panel) -> dict[str, Any]:
     """Return all settings that the numbers depend on. Only an evaluation with equal settings is resumed."""
     settings = {one.name: getattr(options, one.name) for one in fields(options) if not one.metadata["resumable"]}
     if options.base_url is None:
         settings["weights"] = weights_hash(options.model, options.engine_options.get("revision"))
-    prompt = _hash(by_names(describe_prompt(panel.prompt_template))) if options.agent == "direct" else panel.about
     settings |= {
         "environment_files": files_hash(_files_in(options.environment_options)),
         "panel": panel.name,
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
-        "prompt": prompt,
-        "trials": agent.trials,
+        "prompt": _hash(by_names(describe_prompt(panel.prompt_template))),
+        "trials": options.trials if options.agent == "reflexion" else 1,
         "history": panel.history,
-        "history_length": agent.history_length,
+        "history_length": panel.history_length,
         "max_turns": panel.max_turns,
         "versions": installed_versions(),
     }
@@ -234,11 +232,15 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             spent, or if a server rejects requests or cannot be reached.
     """
     panel, output = load_panel(options), options.output
-    agent = make_agent(options, panel)
-    settings = identity(options, panel, agent)
+    settings = identity(options, panel)
     _check_output(output, settings, options.overwrite)
     pool = EnvironmentPool(panel.environment_factory, PoolLimits.of(options))
-    with pool, closing(make_chat_model(options)) as chat:  # one that cannot be loaded deletes nothing
+    with pool, closing(make_actor(options, panel)) as actor:  # one that cannot be loaded deletes nothing
+        if options.agent != "direct":
+            starts, _ = first_steps(pool, one_task_each(panel.environment_factory, panel.rows))
+            sends = any(getattr(start, "request", None) for start in starts)
+            remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
+            require(not sends, "agent", options.agent, remedy)
         if options.overwrite:
             shutil.rmtree(output / "trajectories", ignore_errors=True)
             for name in ("results.json", "tokens.json"):
@@ -246,11 +248,11 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         if options.base_url:
-            chat.count_tokens(output / "tokens.json", options.max_total_tokens)
+            actor.server.count_tokens(output / "tokens.json", options.max_total_tokens)
         size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
-        player = Player(pool, ChatActor.of(chat, agent), EpisodeLimits.of(options, max_turns=panel.max_turns))
-        on_panel = PanelPlayer(panel, player, chat, agent, Sampling.of(options), options.batch_size)
+        player = Player(pool, actor, EpisodeLimits.of(options, max_turns=panel.max_turns))
+        on_panel = PanelPlayer(panel, player, options.sampling, settings["trials"], options.batch_size)
         files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
         played = [on_panel.play(seed, file) for seed, file in enumerate(files)]
     results = {
@@ -258,7 +260,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         "settings": settings,
         "seeds": [seed_row(panel, trajectories) for trajectories in played],
         "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
-        **({"tokens": chat.tokens} if options.base_url else {}),
+        **({"tokens": actor.server.tokens} if options.base_url else {}),
     }
     write_json(output / "results.json", results, indent=1)
     errors = (t.error for trajectories in played for t in trajectories if not t.counted)

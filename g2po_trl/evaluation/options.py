@@ -15,9 +15,11 @@ from ..environments import loading
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
+from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.masking import HIDDEN, masked
-from ..utils.options import option, require
+from ..utils.options import option, require, without_effect
+from .prompted import OBSERVED
 
 AGENTS = ("direct", "react", "reflexion")
 ENVIRONMENTS = tuple(loading.bundled_environments())
@@ -52,12 +54,14 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     tasks: Path | None = _tasks("File with one task per line, as JSON.", None, metavar="FILE")
     limit: int | None = _tasks("Evaluate only the first N tasks.", None, within="[1, inf)", resumable=True)
     agent: str = _agent(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct")
-    trials: int = _agent("Trials per task (reflexion only).", 3, within="[1, inf)")
+    trials: int = _agent("Trials per task.", 3, within="[1, inf)", needs="agent=reflexion")
     prompt: Any = _agent("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", needs="agent=direct")
     chat_template_kwargs: dict[str, Any] | None = _agent("Passed to the chat template.", None)
     history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True, needs="agent=direct")
     max_turns: int | None = _agent("Turns of an episode.", None, within="[1, inf)", plays=True)
-    history_length: int | None = _agent("Past steps in a prompt.", None, within="[0, inf)", plays=True)
+    history_length: int | None = _agent(
+        "Past steps in a prompt.", None, within="[0, inf)", plays=True, needs="agent=direct"
+    )
     max_prompt_length: int | None = _agent(
         "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", plays=True
     )
@@ -87,6 +91,10 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         if "dtype" in self.engine_options or self.base_url or self.engine != "transformers":
             self.precision = {}
         self._choose_environment()
+        needs = {one.name: one.metadata.get("needs") for one in fields(self)}
+        changed = [one.name for one in fields(self) if getattr(self, one.name) not in (one.default, {})]
+        for sentence in without_effect(changed, vars(self), needs):
+            raise G2POError(f"{sentence}: leave it out", sentence.split()[0])
         is_bundled = self.environment in ENVIRONMENTS
         for name in ("tasks", "environment_options") if is_bundled else ():
             remedy = f"{self.environment} takes panel and panel_options instead; remove it"
@@ -97,6 +105,12 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         require(has_panel, "panel", self.panel, remedy)
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How completions are sampled, and where they end."""
+        ends = [] if self.agent == "direct" else [OBSERVED]
+        return Sampling.of(self, stop_sequences=[*(self.stop_sequences or ()), *ends] or None)
 
     @property
     def played(self) -> str:
@@ -185,9 +199,9 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> str | None:
     """Return a line with the settings that are not the defaults, and the run's where they differ; `None`: no run."""
-    if not settings:
+    folder = find_run(options.run or options.model) if settings else None
+    if folder is None:
         return None
-    folder = find_run(options.run or options.model)
     if "precision" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
     told = ["its prompt" if options.prompt == settings["prompt"] else "another prompt"] if "prompt" in settings else []

@@ -12,12 +12,11 @@ from refusals import refused
 
 from g2po_trl import Observation, TextEnvironment, read_jsonl
 from g2po_trl.cli.commands.evaluate import main
-from g2po_trl.evaluation.agents import ReActAgent
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.panel import Panel
-from g2po_trl.prompts.conversation import ChatRequest
+from g2po_trl.evaluation.prompted import Trial, react_template
+from g2po_trl.rollout.conversations import request_of
 from g2po_trl.rollout.episode import Episode
-from g2po_trl.trajectory import Trajectory
 
 HERE = Path(__file__).parents[1] / "helpers"
 
@@ -30,33 +29,23 @@ def an_episode(completions=()):
     return episode
 
 
-def prompted(history_length=30, notes=(), about="House.", **changes):
-    """An agent; `changes`: fields of its panel."""
-    return ReActAgent(Panel("p", [], TextEnvironment, about=about, **changes), history_length, notes=notes)
+def prompted(**changes):
+    """ReAct's prompts; `changes`: fields of its panel."""
+    return react_template(Panel("p", [], TextEnvironment, **changes), lists_actions=True)
 
 
 def test_a_conversation_of_thoughts_and_actions():
-    agent, start = prompted(about="You are in a house."), "Your task: Find the key.\n\nObservation: Hall."
-    first = agent.ask(an_episode()).messages
-    assert [m["role"] for m in first] == ["system", "user"] and "You are in a house." in first[0]["content"]
-    assert first[1]["content"] == f"{start}\nActions you can take now:\ngo east\nlook"
-    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"])).messages
-    assert [m["role"] for m in later] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert later[1]["content"] == start, "only the newest lists actions"
-    assert later[3]["content"] == "Observation: Room 0."
-    assert later[5]["content"] == "Observation: Room 1.\nActions you can take now:\ngo west"
-
-
-def test_long_conversations_lose_their_middle():
-    agent = prompted(history_length=2)
-    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)])).messages
-    assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
-    assert "(3 steps are left out here.)" in shown[1]["content"]
-    seen = Observation("x", request=ChatRequest([{"role": "user", "content": "x"}]))
-    with refused("agent"):
-        agent.ask(Episode("t", observation=seen))
-    (_, only) = prompted(history_length=0).ask(an_episode(["completion"])).messages
-    assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
+    said = ["Thought: a\nAction: go east", "Thought: b\nAction: go east"]
+    system, *asked = request_of(an_episode(said), prompted(about="{a house}")).messages
+    assert "{a house}" in system["content"] and system["role"] == "system"
+    listed = "\nActions you can take now:\n"
+    assert asked == [
+        {"role": "user", "content": f"Your task: Find the key.\n\nObservation: Hall.{listed}go east\nlook"},
+        {"role": "assistant", "content": said[0]},
+        {"role": "user", "content": f"Observation: Room 0.{listed}go west"},
+        {"role": "assistant", "content": said[1]},
+        {"role": "user", "content": f"Observation: Room 1.{listed}go west"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,29 +56,22 @@ def test_long_conversations_lose_their_middle():
         ("<think>\nAction: go east\n</think>\nAction: look", "look", True),
         ("Thought: so\nACTION : look\nObservation: x", "look", True),
         ("Action: look\nAction: go", "look", True),
-        ("I will look", "I will look", False),
+        ("I will look\nObservation:", "I will look", False),
         ("", "", False),
-        ("Action:", "", False),
-        ("Action:\n```\nlook\n```", "look", True),
+        ("Action:\nObservation:", "", False),
+        ("Thought: a\nAction: ```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)", True),
     ],
 )
 def test_actions_are_read(completion, action, valid):
-    episode = Episode("t", observation=Observation("Hall.", None, ["Go East", "Look around"]))
-    assert prompted().read(completion, episode) == (action, valid)
-    assert prompted(lower_case=True).read(completion, episode) == (action.lower(), valid)
-    for code in ("```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)"):
-        assert prompted(multiline=True).read(f"Thought: a\nAction: {code}", episode) == ("A = 1\nprint(A)", True)
+    listed = ["Go East", "Look around"]
+    assert prompted().read(completion, "", listed) == (action, valid)
+    assert prompted(lower_case=True).read(completion, "", ["look"]) == (action.lower(), valid)
 
 
-def test_reflections_are_asked_for_and_carried_on():
-    notes, said = ["one", "two", "three", "four"], "Thought: a\nAction: go east"
-    agent = prompted(notes=[notes])
-    failed = Trajectory("t", an_episode([said]).steps, 0.0, "truncated", "Room 0.", task="Find the key.")
-    asked = agent.reflect(failed, notes).messages[1]["content"]
-    assert asked.startswith(f"Task: Find the key.\nObservation: Hall.\n{said}\nObservation: Room 0.")
-    assert "it ran out of turns" in asked and "two" in asked and "one" not in asked
-    told = agent.ask(an_episode()).messages[1]["content"]
-    assert "- two\n- three\n- four" in told and "- one" not in told
+def test_a_trial_reads_the_latest_notes():
+    trial = Trial("t", notes=["one", "two", "three", "four"])
+    trial.open(Observation("Hall.", task="Find the key."))
+    assert trial.task.startswith("Find the key.\n\n") and trial.task.endswith(":\n- two\n- three\n- four")
 
 
 @pytest.mark.parametrize(
@@ -107,24 +89,17 @@ def test_reflections_are_asked_for_and_carried_on():
         ("agent", "reac", {}),
         ("panel", "foo", {"environment": "a:B"}),
         ("tasks", Path("t"), {}),
+        ("prompt", "a:B", {"agent": "react"}),
+        ("history", "window", {"agent": "react"}),
+        ("history_length", 3, {"agent": "react"}),
+        ("trials", 2, {}),
+        ("engine_options", {"dtype": "auto"}, {"base_url": "http://x"}),
+        ("max_total_tokens", 1, {}),
     ],
 )
 def test_options_that_do_not_fit_are_refused(field, value, others):
     with refused(field):
         EvaluateOptions(**{"model": "m", "environment": "alfworld", **others, field: value})
-
-
-def test_options_without_effect_are_refused(capsys):
-    for given in (
-        "--prompt a:B --agent react",
-        "--history window --agent react",
-        "--engine-options {} --base-url http://x",
-        "--max-total-tokens 1",
-    ):
-        with pytest.raises(SystemExit):
-            main(["--model", "m", "--environment", "alfworld", *given.split()])
-        name = given.split()[0].removeprefix("--").replace("-", "_")
-        assert f"{name} has no effect" in capsys.readouterr().err
 
 
 KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-completion-length", "8"]
@@ -202,7 +177,7 @@ def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsy
     pytest.importorskip("openai")
     from g2po_envs.alfworld.tiny import tiny_environment
 
-    environment, solutions = tiny_environment(games[1]), {}
+    environment, solutions, told = tiny_environment(games[1]), {}, []
     for row in games[1].rows():
         walkthrough = json.loads(Path(games[1].path(row["task_id"])).read_text())["walkthrough"]
         solutions[environment.reset(**row).text] = walkthrough
@@ -211,6 +186,7 @@ def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsy
     def answer(body, headers):
         text = "".join(message["content"] for message in body["messages"])
         if "This was your attempt at a task" in text:
+            told.append(text)
             return 200, chat_completion("I stood still. \n Next time I go where the thing is.")
         actions = next(actions for start, actions in solutions.items() if start in text)
         turn = sum(message["role"] == "assistant" for message in body["messages"])
@@ -230,6 +206,7 @@ def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsy
     assert all(t.info["completion_tokens"] == 3 * len(t.steps) for t in played)
     if agent == "reflexion":
         assert all(t.outcome == "truncated" for t in played if t.info["trial"] == 0)
+        assert len(told) == 6 and all("it ran out of turns" in text and "Action: look\n" in text for text in told)
         assert {t.info["reflections"][0] for t in last} == {"I stood still. Next time I go where the thing is."}
 
 
@@ -237,8 +214,8 @@ def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsy
 def test_a_real_tiny_model_plays(games, tmp_path, agent):
     from g2po_envs.alfworld.tiny import tiny_model_path
 
-    flags = f"--model {tiny_model_path()} --agent {agent} --max-completion-length 24 --history-length 2".split()
-    main(flags_for(games, tmp_path / "out", *flags, "--trials", "2", "--limit", "2"))
+    flags = f"--model {tiny_model_path()} --agent {agent} --max-completion-length 24 --limit 2".split()
+    main(flags_for(games, tmp_path / "out", *flags, *["--trials", "2"][: 2 * (agent == "reflexion")]))
     (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
     assert 0 <= row["All"] <= 100 and row["errors"] == 0 and row["tokens"] > 0
     assert (row["valid"] == 100) == (agent == "direct"), "it was taught the direct form alone"

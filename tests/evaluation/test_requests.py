@@ -16,10 +16,12 @@ from shipped_templates import FOLDER
 from tools_by_hand import Safe
 
 from g2po_trl import G2POTrainer, read_jsonl
+from g2po_trl.agents.agent import AGENT_ENVIRONMENT
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.environments.loading import load
-from g2po_trl.evaluation.chat_models import EngineChat, api_messages
+from g2po_trl.evaluation.chat_models import api_messages
 from g2po_trl.evaluation.options import EvaluateOptions, run_settings
+from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.utils.json import write_json_lines
 
 AGENT = '''
@@ -89,8 +91,8 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         trainer.close()
     for temperature, trajectories in theirs.items():
         if temperature:
-            chat = EngineChat(SeededEngine(trainer.processing_class), 4096)
-            monkeypatch.setattr("g2po_trl.evaluation.evaluate.make_chat_model", lambda options, chat=chat: chat)
+            loaded = PromptActor.from_engine(SeededEngine(trainer.processing_class), context_length=4096)
+            monkeypatch.setattr("g2po_trl.evaluation.chat_models.load_local", lambda *_, loaded=loaded, **more: loaded)
             monkeypatch.setattr(SeededEngine, "close", lambda engine: ended.append(engine))
         output = tmp_path / f"evaluation-{temperature}"
         given = ["--model", str(tmp_path / "out"), "--temperature", str(temperature), "--output", str(output)]
@@ -161,6 +163,13 @@ def test_agent_with_a_server_gets_what_it_asks_for(server, agent, served):
     assert [m["content"] for m in server.asked[1]["messages"]] == ["hall 4", "a key", "kitchen"]
     assert [json.loads(step.action)["content"] for step in trajectory.steps] == ["a key", "a "]
     assert [m["content"] for m in trajectory.steps[1].messages] == ["kitchen"], "what is new"
+
+
+def test_prompts_of_react_are_refused_where_an_agent_sends_its_own(server, agent, served):
+    described = json.dumps({"agent": {"import": f"{agent}:letters"}})
+    with refused("agent"):
+        served({"seed": 4}, "--agent", "react", "--environment", AGENT_ENVIRONMENT, "--environment-options", described)
+    assert server.asked == []
 
 
 @pytest.mark.parametrize("is_named", [True, False])

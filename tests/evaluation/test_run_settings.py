@@ -15,7 +15,7 @@ from g2po_trl import PromptTemplate
 from g2po_trl.cli.commands.evaluate import read as options_of
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.setup import agent_factory
-from g2po_trl.evaluation.evaluate import identity, load_panel, make_agent
+from g2po_trl.evaluation.evaluate import identity, load_panel
 from g2po_trl.evaluation.options import EvaluateOptions, describe_settings, run_settings
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_object, describe_prompt
@@ -209,7 +209,7 @@ def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
         forget()
         args = evaluation_of(folder / "model", run=folder / "runs" / run)
         panel = load_panel(args)
-        return identity(args, panel, make_agent(args, panel))
+        return identity(args, panel)
 
     (moved / "model").mkdir()
     (moved / "model" / "config.json").write_text("{}")

@@ -7,9 +7,6 @@ from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
-from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import EngineChat
-from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.stats import RolloutStats
@@ -50,8 +47,6 @@ def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
             (trajectory,), _ = Player(pool, actor, EpisodeLimits(1)).play([{"turns": 1}])
         assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
         assert trajectory.steps[0].completion_ids == ids
-    (answer,) = EngineChat(engine).generate([ChatRequest([{"role": "user", "content": "go"}])], Sampling(), [0])
-    assert answer.text == "<answer>go</answer>", "as in training"
 
 
 @pytest.mark.parametrize("number", [0, 2, 4])

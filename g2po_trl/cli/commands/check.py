@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,14 +109,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _with_model(examination: Examination, options: CheckOptions, config: Keys) -> list[Finding]:
     """Return the findings of episodes that a model plays with the settings of config.yaml."""
     from ...config import G2POConfig  # with torch, which is slow to import
-    from ...evaluation.chat_models import ServerChat, load_local
+    from ...evaluation.chat_models import ServerActor, ServerChat, load_local
 
     settings = SimpleNamespace(**{field.name: field.default for field in fields(G2POConfig)} | dict(config))
     prompt = options.prompt or config.get("prompt")
     template = load_template(prompt) if prompt else None
-    load_chat = partial(ServerChat, options.base_url) if options.base_url else load_local
-    with closing(load_chat(options.model, chat_template_kwargs=settings.chat_template_kwargs)) as chat:
-        return examination.with_model(chat, Sampling.of(settings), settings, template)
+    kwargs = {"chat_template_kwargs": settings.chat_template_kwargs}
+    server = options.base_url and ServerChat(options.base_url, options.model, **kwargs)
+    with closing(ServerActor(server) if server else load_local(options.model, **kwargs)) as actor:
+        return examination.with_model(actor, Sampling.of(settings), settings, template)
 
 
 def _with_expert(findings: list[Finding], expert: Callable, examination: Examination) -> list[Finding]:
