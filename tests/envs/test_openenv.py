@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import programs
 import pytest
@@ -114,23 +115,26 @@ def test_an_environment_that_dies_on_the_server_is_an_error():
         assert session.reset(seed=None, number=2).text == "number 2"
 
 
-@pytest.mark.parametrize(("truncates", "terminates"), [(True, True), (True, False), (False, True)])
-def test_the_end_of_a_remote_episode_is_the_environments(truncates, terminates):
+class Ends(TextEnvironment):
+    def __init__(self, truncates, terminates):
+        self.end = StepResult("end", 10.0, terminates, truncates)
+
+    def reset(self):
+        return "begin"
+
+    def step(self, action):
+        return self.end
+
+
+@pytest.mark.parametrize("ends", [(True, True), (True, False), (False, True)])
+def test_the_end_of_a_remote_episode_is_the_environments(ends):
     """Truncated and terminated is a success here if it was paid, and so it is by a server."""
-
-    class Ends(TextEnvironment):
-        def reset(self):
-            return "begin"
-
-        def step(self, action):
-            return StepResult("end", 10.0, terminates, truncates)
-
-    with session_of(Ends) as session:
+    with session_of(partial(Ends, *ends)) as session:
         session.reset()
         said = session.step(SimpleNamespace(text="go"))
     fields = said.model_dump(exclude={"reward", "done", "metadata"})
     result = remote_with(SimpleNamespace(step=lambda action: Answer(fields, said.reward, said.done))).step("go")
-    assert (result.terminated, result.truncated, result.reward) == (terminates, truncates, 10.0)
+    assert (result.truncated, result.terminated, result.reward) == (*ends, 10.0)
 
 
 def test_requests_of_web_pages_are_refused(server):
@@ -180,13 +184,7 @@ def test_a_connection_that_ended_between_episodes_is_made_again(monkeypatch):
     """Servers and proxies close idle ones, e.g. during a long update."""
 
     def connected(remote):
-        answers = iter([Answer({"text": "x"}, 0.0, False)])
-
-        def reset():
-            if (answer := next(answers, None)) is None:
-                raise ConnectionError("closed while idle")
-            return answer
-
+        reset = Mock(side_effect=[Answer({"text": "x"}, 0.0, False), ConnectionError("closed while idle")])
         remote._url, remote._client = NOWHERE, SimpleNamespace(reset=reset, close=lambda: None)
 
     monkeypatch.setattr(RemoteEnvironment, "_connect", connected)

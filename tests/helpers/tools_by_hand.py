@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import uuid
 
 from g2po_trl.environments.causes import BrokenEnvironmentError
 
@@ -75,7 +74,7 @@ class Telephone:
 
 
 class Counter:
-    """Numbers its tickets, draws from a generator of its own, and stamps with what nobody can foresee."""
+    """Numbers its tickets, and draws from a generator of its own."""
 
     def reset(self, seed: int, **row) -> str:
         self.tickets, self.chance = 0, random.Random(seed)
@@ -90,10 +89,6 @@ class Counter:
         await asyncio.sleep(0)
         self.tickets += 1
         return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
-
-    def stamp(self) -> str:
-        """Stamp a ticket."""
-        return f"stamped {uuid.uuid4()}"
 
     def get_reward(self) -> float:
         return float(self.tickets)

@@ -123,12 +123,6 @@ def test_a_conversation_is_one_row_and_each_window_another():
     assert [row["labels"] for row in rows] == [[-100] * len(s.prompt_ids) + s.completion_ids for s in seen.steps]
 
 
-def test_a_completion_ends_as_the_chat_template_ends_a_message():
-    (shown,) = in_corridors(Corridor.expert, [1])
-    text = build_tokenizer().decode(shown.steps[0].completion_ids)
-    assert text == "<think></think><action>go right</action><|im_end|>"
-
-
 def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
     first, again = (in_corridors(go, [2] * 12) for _ in range(2))
     assert [t.to_dict() for t in first] == [t.to_dict() for t in again]
@@ -194,13 +188,19 @@ def test_what_is_spoken_after_a_prompt():
             spoken_after(f"Be brief. {asked}", answered)
 
 
-def test_where_an_expert_is_found(tmp_path):
-    text = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
-    tool = "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
-    method = text + "    def expert(self): return 'method'\n"
-    function = method + "def expert(game): return 'function'\n"
-    sources = {text: None, method: "method", function: "function", tool: None}
-    for index, (source, answer) in enumerate(sources.items()):
-        (tmp_path / f"found_{index}.py").write_text(source)
-        expert = find_expert(f"{tmp_path}/found_{index}.py:Game")
-        assert (None if expert is None else expert(None)) == answer  # all methods of a class with tools are tools
+GAME_FILE = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
+METHOD = GAME_FILE + "    def expert(self): return 'method'\n"
+SOURCES = {
+    GAME_FILE: None,
+    METHOD: "method",
+    METHOD + "def expert(game): return 'function'\n": "function",
+    "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n": None,
+}
+
+
+@pytest.mark.parametrize(("source", "answer"), SOURCES.items())
+def test_where_an_expert_is_found(tmp_path, source, answer):
+    name = f"found_{list(SOURCES).index(source)}.py"
+    (tmp_path / name).write_text(source)
+    expert = find_expert(f"{tmp_path}/{name}:Game")
+    assert (None if expert is None else expert(None)) == answer
