@@ -35,12 +35,6 @@ def opened(text=ROOM, **options):
     return environment
 
 
-def test_a_box_is_pushed_onto_its_goal():
-    result = opened().step("right")
-    assert result.terminated and result.reward == 10.0
-    assert result.observation.text.splitlines()[1] == "# _ p * #"
-
-
 def forward_distance(level, start):
     """By searching forwards from one state."""
     queue, seen = deque([(start, 0)]), {start}

@@ -67,16 +67,6 @@ def test_files_are_small_and_it_plays_undecided(tiny, held_out):
     assert summary["valid_action_ratio"] >= 0.95 and 0.02 < summary["success_rate"] < 0.8, summary
 
 
-def test_names_and_numbers_are_one_token_and_tags_survive_decoding():
-    tokenizer = AutoTokenizer.from_pretrained(alfworld.tiny_model_path())
-    for text in [f" {name}" for name in TYPE_NAMES] + [f" {number}" for number in range(1, 21)]:
-        assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) == 1, text
-    for text in ("<think></think><action>go to fridge 1</action>", "Zürich\n\n  日本 'quoted' 1234"):
-        ids = tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text and ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.padding_side == "left" and tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
 def test_the_experts_succeed(held_out):
     environment = alfworld.tiny_environment(held_out)
     for row in held_out.rows():

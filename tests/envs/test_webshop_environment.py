@@ -17,8 +17,11 @@ from returning import check_played_again
 from g2po_envs.webshop import Catalogue, ShopSource, WebshopEnvironment, synthetic_goals
 from g2po_envs.webshop.nouns import textblob_nouns
 from g2po_envs.webshop.reward import score
+from g2po_envs.webshop.search import SearchIndex
+from g2po_envs.webshop.words import split_words
 
 SOURCE = ShopSource(products=60)
+ITEMS = '[{"asin": "B000000001"}]'
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +116,43 @@ def test_chosen_options_are_in_the_key_and_not_in_the_text(row):
     before, after = environment.step(open_item).observation, environment.step(choose).observation
     assert before.text == after.text and before.state_key != after.state_key
     assert environment.step("nonsense").observation.state_key == after.state_key
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("กาแฟดำ 250g", "กาแฟดำ 250g"),  # scripts without spaces (line-break class SA): a run is one word: Thai,
+        ("🇫🇷🇩🇪", "🇫🇷 🇩🇪"),  # two regional indicators are a flag,
+        ("henry ⅷ, xⅷ, ⓐ", "henry ⅷ xⅷ ⓐ"),  # alphabetic though no letters: word-break class ALetter
+        ("1½ ½ m² x²y ① ⑴", "1 m x y"),  # other numbers have no word-break class: they end a word and are dropped
+        ("１２ ٣٤ 3.5mm 10:30", "１２ ٣٤ 3.5mm 10 30"),  # digits of every script; a full stop joins them, a colon not
+        ("usbケーブル ﾃｽﾄ", "usb ケーブル ﾃｽﾄ"),  # katakana is a run of its own, of half width too
+        ("紅茶 おちゃ 한국어a", "紅 茶 お ち ゃ 한국어a"),  # ideographs and hiragana one by one; Hangul is letters
+        ('צה"ל ג\' abc\' "x"', "צה\"ל ג' abc x"),  # quotation marks belong to Hebrew words, to no others
+        ("👩‍💻👍🏽❤️ #️⃣ # ★☆", "👩‍💻 👍🏽 ❤️ #️⃣ ★"),  # an emoji with all that modifies it; ☆ is no pictograph
+        ("b" * 300, f"{'b' * 255} {'b' * 45}"),  # 255 characters at most
+    ],
+)
+def test_words_by_hand(text, words):
+    """As the grammar of Lucene 8's StandardTokenizer says; its recordings have few such characters."""
+    assert list(split_words(text)) == words.split(" ")
+
+
+def test_bm25_by_hand():
+    index = SearchIndex(["b", "a", "c"], ["red shoes", "red shoes", "the blue, blue boats"])
+    assert index.search("red shoe") == ["a", "b"], "equal scores: by name"
+    assert index.search("blue boat") == ["c"] and index.search("BOATS") == ["c"]
+    assert index.search("the") == index.search("") == index.search("plane") == []
+    assert index.search("red blue", limit=1) == ["c"], "twice in a text, and rarer"
+
+
+@pytest.mark.parametrize(
+    ("items", "attributes", "file"),
+    [(None, "{}", "items"), ("{}", "{}", "items"), (ITEMS, "[]", "attributes"), (ITEMS, "{}", "items")],
+)
+def test_files_that_are_none_of_webshops_are_named(tmp_path, items, attributes, file):
+    (tmp_path / "attributes.json").write_text(attributes)
+    if items is not None:
+        (tmp_path / "items.json").write_text(items)
+    with refused(str(tmp_path / f"{file}.json")):
+        Catalogue.load(tmp_path / "items.json", tmp_path / "attributes.json")

@@ -42,7 +42,7 @@ def play(processor, history):
         return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
 
 
-FAST = {("Qwen2.5-VL", "conversation"), ("Idefics3", "window")}
+FAST = {("Qwen2.5-VL", "conversation")}
 CASES = [
     pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
     for case in product(vision_models.FAMILIES, ("window", "conversation"))
