@@ -2,19 +2,26 @@
 
 import re
 
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.writers.html5 import HTML5Translator
+
 project = "g2po-trl"
 author = "g2po-trl maintainers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions += ["sphinx_design", "sphinx_copybutton"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 default_role = "code"  # docstrings have names in single backticks
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "furo"
-html_title = "g2po-trl"
+html_title = html_short_title = "g2po-trl"
+html_logo = html_favicon = "_static/logo.svg"
+copybutton_prompt_text = "$ "
 html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -59,6 +66,19 @@ def to_restructured_text(app, what, name, obj, options, lines):
     lines[:] = text.splitlines()
 
 
+class Translator(HTML5Translator):
+    """Writes formulas as MathML, which browsers draw without a script, also offline."""
+
+    def visit_math(self, node):
+        self.body.append(convert(node.astext()))
+        raise nodes.SkipNode
+
+    def visit_math_block(self, node):
+        self.body.append(convert(node.astext(), display="block"))
+        raise nodes.SkipNode
+
+
 def setup(app):
+    app.set_translator("html", Translator)
     app.connect("source-read", link_files)
     app.connect("autodoc-process-docstring", to_restructured_text, priority=400)  # before napoleon

@@ -160,6 +160,12 @@ def compared(arm: str) -> list[dict[str, Any]]:
     return [run for (stage, of, _), run in sorted(comparison().items()) if (stage, of) == ("main", arm)]
 
 
+def minutes_of_training(percentile: float) -> float:
+    """Of the default recipe's runs without an interruption, on two cores with other runs beside them."""
+    whole = [run["attempts"][0] for arm in ARMS for run in compared(arm) if run["attempts"][0]["exit"] == 0]
+    return float(np.percentile([part["seconds"] / 60 for part in whole], percentile))
+
+
 def outcome(arm: str, number: str) -> np.ndarray:
     """By seed: `first half` or all of `training`, held-out at `1` or `0.4`; `both` is the mean of training and `1`."""
     if number == "both":
@@ -361,6 +367,11 @@ def method_on_gpu(arm: str, measure: str = "training") -> tuple[float, float, fl
     """SmolLM2's difference to G2PO in points over seeds 200 to 203, and its simultaneous interval."""
     found = methods.comparison(raw("gpu/h200/methods.json"), measure).differences[arm]
     return found.mean, *found.interval
+
+
+def ahead(mean: float, low: float, high: float) -> tuple[float, float, float]:
+    """A difference with its interval, the other way round."""
+    return -mean, -high, -low
 
 
 def eight_seeds_on_gpu(arm: str, measure: str = "training") -> tuple[float, float, float]:

@@ -123,7 +123,7 @@ def learning(
     stage: str, args: argparse.Namespace, start: Path, seconds: float, environment: Mapping[str, str]
 ) -> list[Job]:
     """Return the processes of a stage, which run side by side."""
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your_environment.md").read_text(), re.DOTALL)
     (args.work / "treasure.py").write_text(script)
     runs = runs_of(stage, args)
     planned = {f"{stage}-{job.name}": (job, [], {}) for job in runs}

@@ -1,4 +1,4 @@
-"""README's Treasure, learned by a pretrained model from the cold start that `make train-pretrained` makes."""
+"""The documentation's Treasure, learned by a pretrained model from the cold start that `make train-pretrained` makes."""
 
 import re
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ def test_treasure_is_learned_from_the_cold_start(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your_environment.md").read_text(), re.DOTALL)
     (tmp_path / "treasure.py").write_text(script)
     tasks, num_generations, slices = Dataset.from_dict({"treasure": [1, 2, 5, 6, 7]}), 16, 5
     args = G2POConfig(
