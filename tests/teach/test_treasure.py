@@ -1,4 +1,4 @@
-"""The documentation's Treasure, learned by a pretrained model from the cold start that `make train-pretrained` makes."""
+"""Treasure, learned by a pretrained model from the cold start that `make train-pretrained` makes."""
 
 import re
 from importlib.util import find_spec

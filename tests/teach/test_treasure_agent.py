@@ -1,4 +1,4 @@
-"""The documentation's Treasure as a tool-calling agent: `g2po teach` makes the start, and G2PO learns the way from it."""
+"""Treasure as a tool-calling agent: `g2po teach` makes the start, and G2PO learns the way from it."""
 
 import json
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The documentation's Treasure as an agent that calls a tool for each way, and an expert that knows the format alone."""
+"""Treasure as an agent that calls a tool for each way, and an expert that knows the format alone."""
 
 WAYS = {"go_left": -1, "go_right": 1}
 TOOLS = [
