@@ -97,15 +97,6 @@ def qwen(tmp_path):
     return str(tmp_path / "qwen")
 
 
-def test_shape_and_dtype_are_those_of_the_models_card(qwen):
-    assert read_shape(qwen) == LARGE
-    file = Path(qwen, "config.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
-    stored = read_shape(qwen).dtype
-    dtypes = [Plan({**SETTINGS, "dtype": name}, 1, False).training(stored).dtype for name in ("auto", "float32", None)]
-    assert dtypes == ["bfloat16", "float32", "float32"]
-
-
 def test_shape_of_a_multimodal_model_has_all_its_parts(tmp_path):
     from transformers import MambaConfig, Qwen2VLConfig
 
@@ -145,6 +136,9 @@ def test_episodes_are_those_of_a_run(tmp_path, capsys):
     found = Episodes.of_log(load_log(tmp_path), "a run")
     assert found == Episodes(5, 30, 10, 0.5, "a run")
     assert "5 turns" in run(capsys, "alfworld", "--like", str(tmp_path))
+    for words in (["--like", str(tmp_path), "--mean-turns", "3"], ["--gpu-memory", "0"]):
+        with pytest.raises(SystemExit):
+            run(capsys, "alfworld", *words)
     with refused("like"):
         Episodes.of_log([dict.fromkeys(tokens, 0.0)], "a run of errors")
 
@@ -155,6 +149,7 @@ def run(capsys, *words):
 
 
 def test_a_recipe_is_estimated_with_flags_of_train(capsys, qwen):
+    assert read_shape(qwen) == LARGE
     words = ["alfworld", "--config", "qwen2.5-1.5b", "--model", qwen, "--num_processes", "2", "--mean-turns", "10"]
     text = run(capsys, *words, "--max_steps", "15", "--gpu-memory", "80")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "80 GB: fits" in text
@@ -171,17 +166,3 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
     (tmp_path / "game.py").write_text("from g2po_envs.sokoban import SokobanEnvironment\n")
     own = [f"{tmp_path}/game.py:SokobanEnvironment", "--model", str(tiny_model_path()), "--max_steps", "8"]
     assert "8 iterations" in run(capsys, *own, "--tasks", "t.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        ("--gpu-memory 0", "gpu_memory"),
-        ("--like nowhere --mean-turns 3", "like"),
-        ("--max_step 3", "--max_step"),
-    ],
-)
-def test_errors_name_the_option(capsys, words, option):
-    with pytest.raises(SystemExit):
-        main(["estimate", "alfworld", *words.split()])
-    assert capsys.readouterr().err.startswith(f"g2po estimate: error: {option}")

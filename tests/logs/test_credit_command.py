@@ -17,15 +17,11 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     code, text, _ = outcome(capsys, "credit", file, *options)
     assert code == 0
     assert "3 episodes of 2 tasks (1 to 2 per task), 5 calls\n" in text
-    assert "  1 tasks with one result, no advantage for 1 calls\n" in text
     assert "  fields that are not read: model (1)\n" in text
-    assert "g2po without A_EC, gamma 0.5\n" in text
     # A_EP and A_NC of two values: ±1/sqrt(2) each.
     largest = '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit'
     assert largest in text
     assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
-    assert "by new messages 50.0%; by new messages without times, ids, paths 50.0%" in text
-    assert "--state-key FILE.py:FUNCTION" in text
     folder = tmp_path / "runs-credit"
     lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]
     found = [line.pop("advantage") for line in lines[:4]]
@@ -43,28 +39,14 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     (group, alone), texts = shown["iteration-1"]["groups"], shown["iteration-1"]["texts"]
     steps = [step for trajectory in group["trajectories"] for step in trajectory["steps"]]
     assert [texts[step["o"]] for step in steps[1::2]] == ["tool: kitchen", "tool: cellar"]
-    assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
     assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
     assert group["adds_up"] and not alone["stored"]
     assert shown["overview"]["sources"][0]["log"]["name"] == "runs.jsonl"
-    assert shown["overview"]["sources"][0]["settings"]["file"] == file
 
     assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"
     described = json.loads((folder / "run.json").read_text())
     assert described["traces"] == {"file": file, "state_key": None}
     assert described["estimator"]["estimator_name"] == "grpo"
-
-
-def test_a_log_that_is_an_array_and_its_report_that_takes_its_gamma(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "log.json"
-    file.write_text(json.dumps(conversations(), indent=2), encoding="utf-8-sig")
-    code, text, errors = outcome(capsys, "credit", str(file), "--gamma", "0.5")
-    assert code == 0 and "2 episodes of 1 tasks (2 to 2 per task), 4 calls" in text, errors
-    code, text, _ = outcome(capsys, "report", str(tmp_path / "log-credit"), "--details")
-    assert code == 0 and "Verdict       These runs were not trained on." in text
-    assert not any(word in text for word in ("iteration ", "Nothing to", "value_lambda"))
-    assert json.loads((tmp_path / "log-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
 
 
 def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
@@ -85,7 +67,6 @@ def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch)
         (["--estimator-kwargs", '{"edges": 1}'], 1, "has no 'edges'"),
         (["--gamma", "2"], 1, "gamma is 2"),
         *((["--state-key", key], 1, f"state_key is {key!r}") for key in ("similar:2", "json:__name__", "page")),
-        (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
         (["--output", "run"], 1, "output is 'run'"),
     ],
 )
