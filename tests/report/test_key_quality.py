@@ -10,7 +10,7 @@ from letter_graphs import episode, random_walks
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import key_quality as keys
-from g2po_trl.report.key_quality import LAMBDAS, OFTEN, LeftOutErrors, best_lambda, left_out_errors
+from g2po_trl.report.key_quality import LAMBDAS, LeftOutErrors, best_lambda, left_out_errors
 from g2po_trl.runs.iterations import Iteration
 
 

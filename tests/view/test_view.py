@@ -67,18 +67,6 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
     assert shown == np.round(trained[0], 4).tolist()
 
 
-def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
-    kwargs = {"edge_centric": False, "episode_statistics": "step"}
-    options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
-    make_trainer(max_steps=1, estimator_kwargs=kwargs, **options).train()
-    data = Run(tmp_path / "out").iteration(1)
-    groups = data["groups"]
-    assert data["value_lambda"] == 1.0
-    assert all(group["stored"] and group["adds_up"] for group in groups)
-    assert {group["task"] for group in groups} == {"go"}
-    assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
-
-
 def test_prompts_and_tokens_are_decoded_where_they_were_recorded(run, monkeypatch):
     """ "é" is of two tokens here: it is one piece, as probable as both together."""
     (run / "tokenizer.json").touch()

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 from refusals import refused
-from viewing import BAD_TEXT, evaluated, opened, press, texts_of, trajectory, until, view, write_evaluation, write_run
+from viewing import BAD_TEXT, evaluated, press, texts_of, trajectory, until, view, write_evaluation, write_run
 
 from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
@@ -172,31 +172,6 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
     view(browser, alone, alone)
     assert not browser.find_element("id", "results").is_displayed()
     assert browser.find_element("id", "runs").is_displayed(), "their success alone"
-
-
-def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
-    view(browser, trained)
-    assert texts_of(browser, "#groups button") == ["1: 1/2 Wash it."]
-    assert "value_lambda" not in texts_of(browser, "#settings")[0]
-    assert "Trained with gigpo." in texts_of(browser, "#used")[0] and "λ" not in texts_of(browser, "#used")[0]
-    browser.execute_script("showNode(0)")
-    assert texts_of(browser, "#panel th") == ["action", "times", "A of gigpo", "solved"]
-    assert texts_of(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
-    assert "A_NC" not in texts_of(browser, "body")[0]
-
-    browser.find_element("id", "tab-evaluations").click()
-    until(browser, lambda b: texts_of(b, "#tasks .what"))
-    filters = ["all 3", "solved by A only 1", "solved by B only 1", "by both 0", "by neither 1"]
-    assert texts_of(browser, "#filters button") == filters
-    assert texts_of(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
-    browser.find_element("id", "task-2").click()
-    link = browser.find_element("css selector", "#episodes a.link").get_attribute("href")
-    assert link.endswith("#evaluation=0-eval-0&beside=0-eval-4&task=three&episode=1") and link == browser.current_url
-    browser.find_element("id", "tab-training").click()
-    assert "State with value" in texts_of(browser, "#panel")[0], "as it was left"
-    browser.get("about:blank")
-    opened(browser, link)
-    assert "Task three" in texts_of(browser, "#episodes")[0], "a link opens the episode"
 
 
 def test_names_of_files_are_texts_in_the_page(trained):

@@ -1,7 +1,5 @@
 """Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, the way there."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from viewing import press, texts_of, tool_step, trajectory, until, view, write_run
@@ -21,34 +19,27 @@ def turns_of(group):
     return turning_points(group, StateGraph.from_groups([group], gamma=0.5))
 
 
-def test_the_turning_point_is_the_largest_fall():
-    """gamma 0.5. V: h 3.75 / 3 of (2.5, 1.25, 0), b 2.5 / 2, a 5, c 0."""
+def test_turning_points_by_hand():
+    """The largest fall, the turn limit and the fall before it; where nothing was won, the first fault or return."""
     won = [trajectory("t", "ha", 10.0), trajectory("t", "hba", 10.0)]
-    turn = {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
-    assert turns_of([*won, trajectory("t", "hbc", 0.0)]) == [[], [], [turn]]
-    assert turns_of([*won, trajectory("t", "hbc", 0.0, "truncated")])[2] == [turn]
+    # gamma 0.5. V: h 3.75 / 3 of (2.5, 1.25, 0), b 2.5 / 2, a 5, c 0.
+    fall = {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
+    assert turns_of([*won, trajectory("t", "hbc", 0.0)]) == [[], [], [fall]]
     assert turns_of([*won, Trajectory("t", [], 0.0, "error", error="boom")])[2] == []
-
-
-def test_the_turn_limit_is_named_and_the_largest_fall_before_it():
-    """V: h (2.5 + 0 + 0) / 3, c and d 0, a (5 + 0) / 2."""
-    won, cut = trajectory("t", "ha", 10.0), trajectory("t", "hcha", 0.0, "truncated")
+    # V: h (2.5 + 0 + 0) / 3, c and d 0, a (5 + 0) / 2.
     limit = {"step": 3, "why": "limit", "from": 2.5, "to": 0.0}
-    assert turns_of([won, cut])[1] == [limit, {"step": 0, "why": "fall", "from": 0.8333, "to": 0.0}]
-    assert turns_of([won, trajectory("t", "a", 0.0, "truncated")])[1] == [{**limit, "step": 0}]
-
-
-def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
-    def lost(names, **third):
-        one = trajectory("t", names, 0.0)
-        one.steps = [replace(step, admissible_actions=[step.action]) for step in one.steps]
-        one.steps[2] = replace(one.steps[2], **third)
-        return one
-
-    assert turns_of([lost("abcd", valid=False)]) == [[{"step": 2, "why": "fault"}]]
-    assert turns_of([lost("abcd", action="other")]) == [[{"step": 2, "why": "fault"}]]
-    assert turns_of([lost("abbac")]) == [[{"step": 1, "why": "return"}]], "the step to b again"
-    assert turns_of([lost("abcd")]) == [[]]
+    cut = trajectory("t", "hcha", 0.0, "truncated")
+    assert turns_of([won[0], cut])[1] == [limit, {"step": 0, "why": "fall", "from": 0.8333, "to": 0.0}]
+    invalid = trajectory("t", "abc", 0.0)
+    for step, valid in zip(invalid.steps, (True, False, False)):
+        step.valid, step.admissible_actions = valid, [step.action]
+    assert turns_of([invalid]) == [[{"step": 1, "why": "fault"}]]
+    invalid.steps[1].valid, invalid.steps[2].action, invalid.steps[2].valid = True, "other", True
+    assert turns_of([invalid]) == [[{"step": 2, "why": "fault"}]]
+    back = trajectory("t", "abbac", 0.0)
+    for step in back.steps:
+        step.admissible_actions = [step.action]
+    assert turns_of([back]) == [[{"step": 1, "why": "return"}]], "the step to b again"
 
 
 def test_a_group_that_taught_nothing_says_why():
@@ -152,14 +143,6 @@ def test_an_open_episode_is_a_path_and_colours_stay(at_run):
     assert "turn limit" in texts_of(at_run, "#panel .here")[0]
     at_run.execute_script("showEdge(drawing.edges[0])")
     assert at_run.execute_script(paint) == before and at_run.execute_script(keys, "path") == []
-
-
-def test_a_state_has_its_key_and_what_tells_it_from_another(at_run):
-    labels = at_run.execute_script("return group.nodes.map((node) => node.label)")
-    assert labels[0] != labels[2] and {labels[0], labels[2]} == {"h (lamp)", "h #2"} or len(set(labels)) == len(labels)
-    at_run.execute_script("showNode(0)")
-    said = texts_of(at_run, "#panel")[0]
-    assert "room h, lamp on" in said and "reads the same. In the keys, here …, lamp on, there …(nothing)" in said
 
 
 def test_the_row_and_a_command_to_copy(run, at_run):

@@ -14,10 +14,10 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.environments.validation import validate_observation, validate_step
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import image_file, read_jsonl
-from g2po_trl.utils.images import PLACE, as_picture
+from g2po_trl.utils.images import as_picture
 from g2po_trl.view import Run
 from g2po_trl.view import texts as of_texts
-from g2po_trl.view.texts import Texts, step_data
+from g2po_trl.view.texts import Texts
 
 
 def solved(render, turns=20):
@@ -75,17 +75,6 @@ def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
     assert Image.open(io.BytesIO(data)).size == (512, 398)
     monkeypatch.setattr(of_texts, "_PAGE_BYTES", 100)
     assert "too large" in image(first)
-
-
-def test_messages_show_their_images(tmp_path):
-    """Also those of examples, which no observation shows."""
-    seen = solved("image").steps[0].images[0]
-    message = {"role": "tool", "name": "look", "content": f"{PLACE}fast", "images": [seen]}
-    step = Step("o", "{}", messages=[message], prompt_images=[seen])
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("a", [step], 0.0, "failure")])
-    texts = Texts(tmp_path)
-    (message,) = step_data(step, texts, None)["m"]
-    assert texts.all[message["c"]] == "fast" and texts.all[message["img"][0]] == seen.data_url
 
 
 def test_the_page_draws_them(folder, browser):

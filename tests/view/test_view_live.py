@@ -102,18 +102,6 @@ def test_the_page_outlives_its_server(run, browser):
     browser.get_log("browser")
 
 
-def test_an_address_opens_an_episode(run, address, browser):
-    play(run, 1)
-    play(run, 2)
-    opened(browser, f"{address}#iteration=1&group=2&episode=2&step=2")
-    assert state(browser)[0] == 1 and panel(browser).startswith("Episode 2: failed")
-    assert "room z" in browser.find_element("css selector", "#panel .here").text
-    link = browser.find_element("css selector", "#panel a.link").get_attribute("href")
-    assert link == f"{address}#iteration=1&group=2&episode=2&step=2"
-    browser.execute_script("location.hash = '#iteration=2&group=1&state=1'")
-    until(browser, lambda b: panel(b).startswith("State with value"))
-
-
 def test_green_is_for_states_from_which_an_episode_won(run, address, browser):
     """Group two lost all: its colours have no more green than red or blue, and are those of group one's lost state."""
     play(run, 1)
