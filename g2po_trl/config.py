@@ -28,10 +28,9 @@ from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .rollout.strategy import STRATEGIES
 from .update.tree import LAYOUTS
-from .utils.choices import choices_help, kwargs_help
 from .utils.errors import G2POError
 from .utils.masking import masked
-from .utils.options import option, without_numpy
+from .utils.options import choices_help, kwargs_help, option
 from .utils.trl_compat import ignore_deprecations, without_trls_intervals
 
 _ITERATIONS_PER_CHECKPOINT = 10
@@ -240,8 +239,6 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            setattr(self, name, without_numpy(value))
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.

@@ -22,8 +22,7 @@ from .runs.metrics import LESS_IS_BETTER
 from .runs.sample_table import BACKENDS
 from .update.batch import LOSS_TYPES
 from .update.policy.importance import MODES
-from .utils.choices import check_choice
-from .utils.options import as_mapping, check_value, hints_of, option_text, require, without_effect
+from .utils.options import as_mapping, check_choice, check_value, hints_of, option_text, require, without_effect
 
 _BONUS = "the bonus would depend on the split into micro-batches"
 _PLAYED = "evaluations play episodes and have no predictions"

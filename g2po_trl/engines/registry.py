@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
-from ..utils.choices import Choice, check_choice, load_name
-from ..utils.options import require
+from ..utils.options import Choice, check_choice, require
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class EngineKind(Choice):
 
     def load_offline(self, model: str, **options: Any) -> Any:
         """Return the actor of a checkpoint that is not being trained."""
-        return load_name(self.offline)(model, **options)
+        return resolve_name(f"g2po_trl.{self.offline}")(model, **options)
 
 
 ENGINES = {

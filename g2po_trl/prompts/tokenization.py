@@ -108,12 +108,6 @@ class ChatTemplate:
         before = ["system"] * self._shows("system", "user") + ["user", "assistant"]
         return self._shows(*before * late, "system")
 
-    def sample(self) -> str:
-        """Return a short conversation as the template writes it; "" if it cannot."""
-        with suppress(Exception):  # templates raise errors of any class
-            return self(_probe("system", "user", "assistant", "user"))
-        return ""
-
     def as_text(self, value: Any) -> Any:
         """Return a message, a part of it, or a completion, with marks in the reserved tokens of its texts."""
         if isinstance(value, Mapping):
@@ -165,12 +159,10 @@ def _probe(*roles: str) -> list[Message]:
 class ChatEncoder:
     """Encoder of chat messages: `encoder(messages)` returns the prompt's token ids and text."""
 
-    def __init__(
-        self, processing_class, chat_template_kwargs: dict[str, Any] | None = None, chat_template: str | None = None
-    ):
+    def __init__(self, processing_class, kwargs: dict[str, Any] | None = None, template: str | None = None):
         self.processing_class, self.tokenizer = processing_class, get_tokenizer(processing_class)
-        self.text = ChatTemplate(processing_class, chat_template_kwargs, chat_template)
-        self._rendered = self._special_tokens_of(self.text.sample())
+        self.text = ChatTemplate(processing_class, kwargs, template)
+        self._rendered = self._special_tokens()
         ends = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
         reserved = self._rendered | ends if self._rendered else ()  # else messages write them themselves
         self.text.reserved = [self._added[number] for number in sorted(reserved)]
@@ -221,8 +213,10 @@ class ChatEncoder:
         opened = {text for text in self._added.values() if text.startswith("<")} - names
         return {tag for text in opened if (end := f"</{text[1:]}") in opened for tag in (text, end)}
 
-    def _special_tokens_of(self, text: str) -> set[int]:
-        """Return the special tokens in a text, without tags."""
-        tokenizer, added = self.tokenizer, getattr(self.tokenizer, "added_tokens_decoder", {})
+    def _special_tokens(self) -> set[int]:
+        """Return the special tokens, without tags, that the chat template writes around messages."""
+        tokenizer, added, text = self.tokenizer, getattr(self.tokenizer, "added_tokens_decoder", {}), ""
+        with suppress(Exception):  # templates raise errors of any class
+            text = self.text(_probe("system", "user", "assistant", "user"))
         special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         return {number for number in special.intersection(*self.ids([text])) if self._added[number] not in self._tags}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
-from ..utils.choices import Choice
+from ..utils.options import Choice
 from .player import Player
 from .stats import RolloutStats
 

@@ -86,9 +86,8 @@ def load_adapter_to_train(
     revision, config = settings.pop("revision", None), options.get("peft_config")
     adapter = adapter_of(model, revision) if isinstance(model, str) else None
     if adapter is None:
-        if config is not None:
-            known = {"revision": revision, "trust_remote_code": settings["trust_remote_code"]}
-            options["peft_config"] = on_language_part(config, model, **known)
+        known = {"revision": revision, "trust_remote_code": settings["trust_remote_code"]}
+        options["peft_config"] = on_language_part(config, model, **known)
         return model, processing_class
     remedy = f"model {model!r} is an adapter: leave it out to train that one, or merge that into its base before"
     require(config is None, "peft_config", type(config).__name__, remedy)

@@ -1,4 +1,4 @@
-"""Iterations in log lines: a rollout and its update may be in one line, or in two."""
+"""Iterations in log lines."""
 
 from __future__ import annotations
 

@@ -1,18 +1,23 @@
-"""Options: dataclass fields that carry help, range and use, and check themselves."""
+"""Options: dataclass fields that carry help, range and use, and check themselves.
+
+A `Choice` is a class that an option names, imported on first use, with options of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache, partial
-from inspect import Parameter
+from inspect import Parameter, cleandoc, signature
+from pkgutil import resolve_name
 from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
 from .errors import G2POError
 
@@ -49,7 +54,7 @@ class Options:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             if "within" in field.metadata:
-                value, hint = without_numpy(getattr(self, field.name)), hints_of(type(self))[field.name]
+                value, hint = getattr(self, field.name), hints_of(type(self))[field.name]
                 if {dict, str} <= {get_origin(kind) or kind for kind in kinds_of(hint)}:
                     value = as_mapping(field.name, value)
                 setattr(self, field.name, value)
@@ -122,13 +127,6 @@ def _is_met(condition: str, values: Mapping[str, Any]) -> bool:
     return fnmatch(option_text(values[name]), pattern) if equals else values[name] not in (None, False, "no", 0, [])
 
 
-def without_numpy(value: Any) -> Any:
-    """Return a numpy scalar, also in a list, as a Python value; other values are returned unchanged."""
-    if isinstance(value, list):
-        return list(map(without_numpy, value))
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
-
-
 def is_of_kind(value: Any, kind: type) -> bool:
     """Return whether a value is a truth value, a finite number, a whole number or a string: `kind` of `KINDS`."""
     if kind is float:
@@ -167,3 +165,48 @@ def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, A
         require(fits, field, given, f"set {option} to a {KINDS.get(kind)}")
     for option, default in defaults.items():
         require(option in given or default is not Parameter.empty, field, given, f"{owner} needs {option}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A class that an option names.
+
+    Its own options are the keyword-only parameters of `method`, whose docstring, or the class's, describes them.
+    """
+
+    path: str  # `module:class` inside the package
+    help: str  # in one line, for the help and the documentation
+    method: ClassVar[str] = "__init__"
+
+    def load(self) -> type:
+        """Return the class, imported on first use."""
+        return resolve_name(f"g2po_trl.{self.path}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Names of the class's own options, with their defaults."""
+        parameters = signature(getattr(self.load(), self.method)).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+
+
+def choices_help(choices: Mapping[str, Choice]) -> str:
+    """Return the help of an option that names a choice, after its first sentence."""
+    return " ".join(f'`"{name}"`: {row.help}.' for name, row in choices.items())
+
+
+def kwargs_help(choices: Mapping[str, Choice]) -> str:
+    """Return the help of the choices' own options, as signatures and docstrings have them."""
+    described = []
+    for name, row in choices.items():
+        text = cleandoc(getattr(row.load(), row.method).__doc__ or row.load().__doc__)
+        help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
+        options = [f"`{option}` ({default!r}), {help_of[option]}" for option, default in row.options.items()]
+        described += [f"`{name}`:", *options] if options else []
+    return " ".join(" ".join([*described, "As a flag: JSON."]).split())
+
+
+def check_choice(choices: Mapping[str, Choice], field: str, args: Any) -> None:
+    """Refuse options in `{field}_kwargs` that the choice does not have, and settings that its `check` excludes."""
+    name, options = getattr(args, field), getattr(args, f"{field}_kwargs") or {}
+    check_options(f"{field}_kwargs", options, choices[name].options, f"{field}={name!r}")
+    choices[name].load().check(args, **options)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from adapter_models import CASES, adapted, dense, mixture
+from adapter_models import CASES, adapted, dense
 from peft import LNTuningConfig, LoraConfig, get_peft_model
 from refusals import refused
 from trl.generation.vllm_generation import VLLMGeneration
@@ -49,17 +49,19 @@ def merged_into(base, model):
     return missing
 
 
-def test_it_computes_what_the_model_with_its_adapter_computes():
-    model, merged = adapted(*CASES["experts' parameters"]), mixture()
-    assert merged_into(merged, model) == ([], [])
+@pytest.mark.parametrize(
+    ("make", "options", "left"),
+    [
+        (*CASES["experts' parameters"], []),
+        # TRL hands on the layer's own parameters, and under the adapter's names.
+        (dense, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}, ["lm_head.weight"]),
+    ],
+)
+def test_it_computes_what_the_model_with_its_adapter_computes(make, options, left):
+    model, merged = adapted(make, options), make()
+    assert merged_into(merged, model) == (left, [])
     with model.disable_adapter():
         assert not torch.allclose(merged(IDS).logits, model(IDS).logits, atol=1e-2)
-
-
-def test_trained_tokens_are_merged_too():
-    """TRL hands on the layer's own parameters, and under the adapter's names."""
-    model = adapted(dense, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]})
-    assert merged_into(dense(), model) == (["lm_head.weight"], [])
 
 
 def test_an_interrupted_pass_leaves_the_model_whole():

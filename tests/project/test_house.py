@@ -67,10 +67,10 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "prompts": 1715,
+    "prompts": 1709,
     "evaluation, check": 1947,
     "cli": 1814,
-    "utils": 1226,
+    "utils": 1205,
 }
 READS_BY_NAME = (
     "transformers.py",

@@ -5,7 +5,6 @@ import json
 import pytest
 from refusals import refused
 
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, TextEnvironment
 from g2po_trl.prompts.conversation import (
     ChatRequest,
     ChatResponse,
@@ -15,7 +14,7 @@ from g2po_trl.prompts.conversation import (
     since_last_completion,
 )
 from g2po_trl.prompts.conversation_encoder import with_objects
-from g2po_trl.prompts.state_keys import request_key, workspace_key
+from g2po_trl.prompts.state_keys import request_key
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 CONVERSATION = [
@@ -50,19 +49,12 @@ def test_normalize_messages_of_any_client_gives_one_form(sent, normal):
 
 def test_results_of_tools_get_the_names_of_their_calls():
     """Clients send ids alone; chat templates and the viewer show names. Ids may be used again."""
-
-    def call(name, number):
-        return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-
-    def result(number, **fields):
-        return {"role": "tool", "tool_call_id": f"call_{number}", "content": "", **fields}
-
-    first = {"role": "assistant", "tool_calls": [call("look", 1), call("go", 2)]}
-    sent = [first, result(2), result(1), result(1, name="own"), result(9)]
-    sent += [{"role": "assistant", "tool_calls": [call("open", 1)]}, result(1)]
-    names = [message.get("name") for message in normalize_messages(sent)]
-    assert names == [None, "go", "look", "own", None, None, "open"]
-    assert normalize_messages(normalize_messages(sent)) == normalize_messages(sent)
+    made = [{"id": at, "function": {"name": name, "arguments": "{}"}} for at, name in zip("121", "glo")]
+    answered = [{"role": "tool", "tool_call_id": at, "content": ""} for at in "2119"]
+    first, then = ({"role": "assistant", "tool_calls": calls} for calls in (made[:2], made[2:]))
+    read = normalize_messages([first, *answered[:2], {**answered[2], "name": "own"}, answered[3], then, answered[1]])
+    assert [message.get("name") for message in read] == [None, "l", "g", "own", None, None, "o"]
+    assert normalize_messages(read) == read
 
 
 USER = {"role": "user", "content": ""}
@@ -141,34 +133,3 @@ def test_arguments_are_the_same_in_any_spelling():
     for written, echoed in (("{", "{"), ('{"a": 1}', {"a": 1}), ([1], [1])):
         assert digest(written) == digest(echoed)
     assert len({digest("[" * depth + "]" * depth) for depth in (200, 100_000)}) == 2
-
-
-class Asking(TextEnvironment):
-    def reset(self, content):
-        return Observation("1 + 2?", request=ChatRequest([{"role": "user", "content": content}], stop=("\n",)))
-
-
-def test_request_of_an_environment_arrives_normalized_and_checked():
-    with EnvironmentPool(Asking, PoolLimits(1)) as pool:
-        seen, failure = pool.reset([{"content": [{"type": "text", "text": "1 + 2?"}]}, {"content": ["1 + 2?"]}])
-    assert seen.request == ChatRequest([{"role": "user", "content": "1 + 2?"}], stop=("\n",))
-    assert failure.kind == "exception" and "messages[0]: content[0]" in failure.message
-
-
-def test_tools_in_a_state_key():
-    """Their order does not matter, but every value does, however many other lists of tools were there before."""
-    messages = [{"role": "user", "content": "Look around"}]
-
-    def tools(default, number=3):
-        return [{"function": {"name": f"tool{n}", "default": default, "folder": "/tmp/e/work"}} for n in range(number)]
-
-    defaults = (1, True, 1.0, "1", None)
-    first = [request_key(messages, tools(default)) for default in defaults]
-    assert len({*first, request_key(messages)}) == len(defaults) + 1
-    assert not any(map(str.isdigit, first[0].split("asked")[1])), "keys may be compared without numbers"
-    many = {request_key(messages, tools(1, number)) for number in range(3, 40)}
-    assert len(many) == 37
-    assert [request_key(messages, tools(default)[::-1]) for default in defaults] == first
-    assert [request_key(messages, tuple(tools(default))) for default in defaults] == first
-    marked = {workspace_key("f", messages, tools(1), f"/tmp/{name}/work", f"/tmp/{name}") for name in "ef"}
-    assert len(marked) == 2, "one episode's folder is the other's temporary path"

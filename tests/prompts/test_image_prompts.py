@@ -37,6 +37,10 @@ def text(words):
     return {"type": "text", "text": words}
 
 
+def asking(*parts):
+    return {"role": "user", "content": [*parts]}
+
+
 @pytest.fixture(params=vision_models.FAMILIES)
 def processor(request):
     return vision_models.FAMILIES[request.param]()[0]
@@ -44,8 +48,10 @@ def processor(request):
 
 def test_token_ids_are_those_of_the_processor(processor):
     """Those of an image are not sampled: Gemma 3's processor, and vLLM, would put one in place of its token."""
-    messages = [{"role": "user", "content": [text("before"), image(FIRST), text("after"), image(SECOND)]}]
-    opened = [{"role": "user", "content": [text("before"), image(FIRST.open()), text("after"), image(SECOND.open())]}]
+    messages, opened = (
+        [asking(text("before"), image(first), text("after"), image(second))]
+        for first, second in ((FIRST, SECOND), (FIRST.open(), SECOND.open()))
+    )
     wanted = processor.apply_chat_template([opened], tokenize=True, return_dict=True, add_generation_prompt=True)
     ids, _ = ChatEncoder(processor)(normalize_messages(messages))
     assert ids == list(wanted["input_ids"][0]) and np.isin(ids, processor.image_token_ids).sum() > 4
@@ -78,20 +84,24 @@ def test_white_space_that_a_tokenizer_joins_with_that_of_an_image_is_parted():
         encoder.unexpanded([*ids[:place], *ids[place + 1 :]], shown)
 
 
-def test_the_processor_runs_once_for_each_size(monkeypatch):
-    """A conversation asks for all its images at every turn."""
-    encoder, run, runs = ImageEncoder(vision_models.qwen()[0]), ImageEncoder._with_images, []
-    shown = [FIRST, SECOND, FIRST, THIRD]
-    ids = encoder.ids([encoder.token * 4], shown)
-    monkeypatch.setattr(ImageEncoder, "_with_images", lambda *request: runs.append(0) or run(*request))
-    assert [len(encoder.unexpanded(ids, shown)) for _ in range(3)] == [4] * 3
-    assert len(runs) == len({one.size for one in shown}) < 4
-
-
-def test_a_prompt_with_images_is_shortened_by_its_text(processor, monkeypatch):
-    """The processor, which is slow, runs for the whole prompt and for the one that fits."""
+@pytest.fixture
+def runs(monkeypatch):
+    """A list that gets an element for each run of a processor, which is slow."""
     run, runs = ImageEncoder._with_images, []
     monkeypatch.setattr(ImageEncoder, "_with_images", lambda *request: runs.append(0) or run(*request))
+    return runs
+
+
+def test_the_processor_runs_once_for_each_size(runs):
+    """A conversation asks for all its images at every turn."""
+    encoder, shown = ImageEncoder(vision_models.qwen()[0]), [FIRST, SECOND, FIRST, THIRD]
+    ids = encoder.ids([encoder.token * 4], shown)
+    assert [len(encoder.unexpanded(ids, shown)) for _ in range(3)] == [4] * 3
+    assert len(runs) == 1 + len({one.size for one in shown}) < 5
+
+
+def test_a_prompt_with_images_is_shortened_by_its_text(processor, runs):
+    """The processor runs for the whole prompt and for the one that fits."""
     encode, template = ChatEncoder(processor), PromptTemplate("{observation}", "{history}{observation}")
     window = fit_prompt(template, encode, 300, "room " * 200, history=[("o", "a")], images=[FIRST, SECOND])
     assert (len(window.ids), window.images, len(runs)) == (300, [FIRST, SECOND], 2)
@@ -136,35 +146,34 @@ def test_kinds_of_tokens_are_those_of_the_processor():
     processor = vision_models.qwen()[0]
     processor.__class__ = WithExperts
     inputs = ImageInputs(processor, ["pixel_values", "mm_token_type_ids", "moe_mm_token_type_ids"])
-    ids, _ = ChatEncoder(processor)(normalize_messages([{"role": "user", "content": [image(FIRST)]}]))
+    ids, _ = ChatEncoder(processor)(normalize_messages([asking(image(FIRST))]))
     made = inputs(torch.tensor([ids]), [[FIRST]])
     assert made["moe_mm_token_type_ids"].sum() == made["mm_token_type_ids"].sum() + 2 > 2
+
+
+def test_a_conversation_with_images_is_continued():
     encoder, transcript = ConversationEncoder(ChatEncoder(vision_models.qwen()[0])), Transcript()
-    asked = [{"role": "user", "content": [text("a"), image(FIRST)]}]
+    asked, answer, written = [asking(text("a"), image(FIRST))], {"role": "assistant", "content": "go"}, [70, 78, 257]
     prompt = encoder.prompt(ChatRequest(asked), transcript)
-    answer, written = {"role": "assistant", "content": "go"}, [70, 78, 257]
     transcript.add(prompt, None, answer, written)
-    second = encoder.prompt(ChatRequest([*asked, answer, {"role": "user", "content": [image(SECOND)]}]), transcript)
+    request = ChatRequest([*asked, answer, asking(image(SECOND))])
+    second, whole = (encoder.prompt(request, known) for known in (transcript, Transcript()))
     assert second.continues and second.ids[: len(prompt.ids) + 3] == [*prompt.ids, *written]
-    assert second.images == [FIRST, SECOND]
-    whole = encoder.prompt(ChatRequest([*asked, answer, {"role": "user", "content": [image(SECOND)]}]), Transcript())
-    assert second.ids == whole.ids
-    changed = [{"role": "user", "content": [text("a"), image(THIRD)]}, *whole.messages[1:]]
-    assert not encoder.prompt(ChatRequest(changed), transcript).continues, "another image is another conversation"
+    assert second.images == [FIRST, SECOND] and second.ids == whole.ids
+    changed = ChatRequest([asking(text("a"), image(THIRD)), *whole.messages[1:]])
+    assert not encoder.prompt(changed, transcript).continues, "another image is another conversation"
 
 
 def test_messages_with_images_are_joined_with_them():
-    joined = merge_same_roles(
-        normalize_messages([{"role": "user", "content": [image(one)]} for one in (FIRST, SECOND)])
-    )
+    joined = merge_same_roles(normalize_messages([asking(image(one)) for one in (FIRST, SECOND)]))
     assert joined == [{"role": "user", "content": f"{PLACE}\n\n{PLACE}", "images": [FIRST, SECOND]}]
     beside = merge_same_roles([{"role": "user", "content": PLACE}, *joined])
     assert beside[0]["content"] == f"\ufffd\n\n{PLACE}\n\n{PLACE}", "a character of a text is no image"
 
 
 def body(url):
-    content = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
-    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    return json.dumps({"messages": [asking(text("see"), shown)]}).encode()
 
 
 def test_agents_send_images_as_data_urls_alone(tmp_path):
@@ -245,11 +254,9 @@ def test_tools_return_images_as_in_trl():
 
 
 def test_state_keys_tell_images_apart():
-    asked = [[{"role": "user", "content": [image(one)]}] for one in (FIRST, SECOND)]
-    for key in (request_key, lambda messages: workspace_key("f", messages, None, "/w")):
-        keys = {key(normalize_messages(one)) for one in asked}
-        assert len(keys) == 2
-    earlier = normalize_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    assert len({request_key([*earlier, *normalize_messages(one)]) for one in asked}) == 2
-    later = [request_key([*normalize_messages(before), earlier[1], *normalize_messages(asked[0])]) for before in asked]
-    assert later[0] == later[1], "an image says something: what was before it does not matter"
+    one, other = (normalize_messages([asking(image(picture))]) for picture in (FIRST, SECOND))
+    before = normalize_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert request_key(one) != request_key(other) and request_key(before + one) != request_key(before + other)
+    assert workspace_key("f", one, None, "/w") != workspace_key("f", other, None, "/w")
+    keys = [request_key([*first, before[1], *one]) for first in (one, other)]
+    assert keys[0] == keys[1], "an image says something: what was before it does not matter"

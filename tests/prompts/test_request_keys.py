@@ -58,6 +58,21 @@ def test_what_never_recurs_is_marked(text, marked):
     assert without_noise(text, "/srv/copy", "/srv/") == marked
 
 
+def test_tools_are_part_of_the_state():
+    """Their order does not matter, but every value does, however many other lists of tools were there before."""
+
+    def tools(default, number=3):
+        return [{"function": {"name": f"tool{n}", "default": default, "folder": "/tmp/e/work"}} for n in range(number)]
+
+    defaults = (1, True, 1.0, "1", None)
+    first = [request_key(talk(), tools(default)) for default in defaults]
+    assert len({*first, request_key(talk()), *(request_key(talk(), tools(1, n)) for n in range(4, 40))}) == 42
+    assert not any(map(str.isdigit, first[0].split("asked")[1])), "keys may be compared without numbers"
+    assert [request_key(talk(), tuple(tools(default)[::-1])) for default in defaults] == first
+    marked = {workspace_key("f", talk(), tools(1), f"/tmp/{name}/work", f"/tmp/{name}") for name in "ef"}
+    assert len(marked) == 2, "one episode's folder is the other's temporary path"
+
+
 def test_who_is_asked_is_part_of_the_state():
     news = [{"role": "user", "content": "ok"}]
     quoted = [{"type": "function", "function": {"name": "run", "description": f'`cat "/tmp/{n}"`'}} for n in "ab"]

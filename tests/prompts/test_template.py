@@ -1,5 +1,7 @@
 """Histories, prompts within their limit, and what completions are read as."""
 
+import json
+
 import pytest
 from refusals import refused
 
@@ -157,9 +159,14 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
         fit_prompt(TEMPLATE, encode, 10, **arguments)
 
 
-@pytest.mark.parametrize(("history_length", "shown"), [(0, []), (2, [2, 3]), (5, [1, 2, 3])])
-def test_last_steps_are_the_newest_in_order(history_length, shown):
-    assert last_steps([1, 2, 3], history_length) == shown
+def test_last_steps_are_the_newest_in_order():
+    assert [last_steps([1, 2, 3], number) for number in (0, 2, 5)] == [[], [2, 3], [1, 2, 3]]
+
+
+def test_a_parser_that_raises_makes_the_completion_invalid():
+    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
+    with pytest.warns(UserWarning, match="raised JSONDecodeError"):
+        assert template.read('{"action": "g') == ('{"action": "g', False)
 
 
 def test_prompts_show_what_the_template_shows_of_an_observation():

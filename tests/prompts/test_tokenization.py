@@ -5,7 +5,7 @@ import functools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, normalizers
+from tokenizers import AddedToken, decoders, normalizers, processors
 from trained_tokenizers import trained, words_of
 from transformers import AutoTokenizer
 
@@ -19,7 +19,16 @@ KINDS = {
     "takes the newline before it": lambda: trained(words_of(), added=[AddedToken("<mask>", lstrip=True)]),
     "takes the space behind it": lambda: trained(words_of(), added=[AddedToken("<end>", rstrip=True)]),
     "a token that ends with a space": lambda: trained(words_of(), added=["INST "]),
+    "writes a token before every text": lambda: with_bos(trained(words_of())),
 }
+
+
+def with_bos(tokenizer):
+    """As Llama's and Gemma's, whose chat templates write that token, too."""
+    special = [("<|im_start|>", tokenizer.convert_tokens_to_ids("<|im_start|>"))]
+    parts = {"single": "<|im_start|> $A", "pair": "<|im_start|> $A $B", "special_tokens": special}
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**parts)
+    return tokenizer
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 import json
 from dataclasses import fields
 
-import numpy as np
 import pytest
 from letter_environment import LetterEnvironment
 from refusals import refused
@@ -159,7 +158,6 @@ DERIVED = [  # options, and what follows from them
     # So do scripts of TRL leave `top_p` out; transformers takes a `top_k` of 50 where it is left open.
     ({"top_p": None, "top_k": None}, {"top_p": 1.0, "top_k": 0}),
     ({"max_grad_norm": float("inf")}, {}),  # logs the norm alone
-    ({"other_eval_temperatures": [np.float32(1.0)]}, {"other_eval_temperatures": [1.0]}),
     # Fewer turns and errors are better, unless it is said otherwise.
     *(({**BEST, **metric}, {"greater_is_better": greater}) for metric, greater in (
         *(({METRIC: "success_rate"}, True), ({METRIC: "eval_turns"}, False), ({METRIC: "eval_b_error_rate"}, False)),
