@@ -261,7 +261,7 @@ def panel_of(output: Path) -> dict[str, Any]:
     plays, won = [], []
     for path in sorted((output / "trajectories").glob("*.jsonl"), key=lambda p: int(p.stem.rsplit("-", 1)[1])):
         # Of Reflexion's trials of a task the last one counts.
-        played = sorted((t for t in read_jsonl(path) if t.info["last_trial"]), key=lambda t: t.task_id)
+        played = sorted((t for t in read_jsonl(path) if t.info.get("last_trial", True)), key=lambda t: t.task_id)
         plays.append(summarize(played, kinds))
         won.append("".join("1" if t.success else "0" if t.counted else "e" for t in played))
     games = hashlib.sha256("\n".join(row["task_id"] for row in rows).encode()).hexdigest()[:12]

@@ -191,7 +191,7 @@ def pretrained() -> list[Job]:
 def prompted() -> list[Job]:
     """Return SmolLM2's start as a prompted agent."""
     jobs = []
-    for agent in ("direct", "react", "reflexion"):
+    for agent in ("direct", "react"):
         words = ("--model", TAUGHT, "--environment", "alfworld", "--agent", agent, "--max-turns", "15")
         words += ("--max-completion-length", "96", *(("--history-length", "2") if agent == "direct" else ()))
         jobs.append(Job("prompted", agent, 0, games=96, panels=((0.4, 1),), evaluate=words, pretrained=True))

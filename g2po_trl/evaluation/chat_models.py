@@ -39,7 +39,6 @@ from ..trajectory import Step
 from ..utils.adapters import adapter_of, load_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import import_extra
-from ..utils.json import write_json
 from ..utils.options import require
 from ..utils.trl_compat import create_model_from_path
 from .text_actor import TextActor
@@ -157,7 +156,6 @@ class ServerChat:
     chat_template_kwargs: Kwargs = None  # for servers that take them (vLLM, SGLang)
     generation_kwargs: Kwargs = None  # further fields of a request, for servers that accept them
     max_retries: int = 6  # of a request that fails because of load or network
-    engine = limit = path = None
     length_field = "max_tokens"
 
     def __post_init__(self):
@@ -167,34 +165,18 @@ class ServerChat:
         self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
         self.free = asyncio.Semaphore(self.parallel)
         template = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        self.fields, self.tokens = {**(self.generation_kwargs or {}), **template}, {"read": 0, "written": 0}
-
-    def count_tokens(self, path: Path, limit: int | None) -> None:
-        """Count the tokens of prompts and completions in a file, and refuse requests after `limit` of them."""
-        self.path, self.limit = path, limit
-        self.tokens |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.fields = {**(self.generation_kwargs or {}), **template}
 
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        """Return the completion of each request. Raises `G2POError` for one that is rejected, and out of tokens."""
+        """Return the completion of each request. Raises `G2POError` for one that is rejected."""
 
         async def complete() -> list[ChatCompletion]:
             pairs = zip(requests, seeds, strict=True)
             return await asyncio.gather(*(self._complete(request, sampling, seed) for request, seed in pairs))
 
-        used = sum(self.tokens.values())
-        remedy = f"{used} tokens were used; run the same command with a larger one to resume"
-        require(self.limit is None or used < self.limit, "max_total_tokens", self.limit, remedy)
-        completions = self.runner.run(complete())
-        self.tokens["read"] += sum(completion.prompt_tokens for completion in completions)
-        self.tokens["written"] += sum(completion.completion_tokens for completion in completions)
-        if self.path is not None:
-            write_json(self.path, self.tokens)
-        is_reported = any(self.tokens.values()) or all(completion.error for completion in completions)
-        remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
-        require(self.limit is None or is_reported, "max_total_tokens", self.limit, remedy)
-        return completions
+        return self.runner.run(complete())
 
     async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
         """Return the completion of a request, with an `error` if the conversation is too long for the model."""

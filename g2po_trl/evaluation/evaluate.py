@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import isnan, nan
 from os.path import isfile
 from pathlib import Path
@@ -41,7 +41,7 @@ from .chat_models import ServerActor, ServerChat
 from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions
 from .panel import Panel
-from .prompted import OBSERVED, TrialPlayer, react_template, reflect
+from .react import OBSERVED, react_template
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
@@ -91,71 +91,44 @@ def make_actor(options: EvaluateOptions, panel: Panel) -> PromptActor | ServerAc
     return replace(actor, template=panel.prompt_template, history=panel.history, **lengths)
 
 
-@dataclass
-class PanelPlayer:
-    """A player of an evaluation set's tasks: one episode per task and trial.
+def play_panel(
+    panel: Panel, player: Player, sampling: Sampling, batch_size: int, seed: int, path: Path
+) -> list[Trajectory]:
+    """Return the episode of each task with a seed, in order.
 
-    Each trajectory is appended to a file when it ends, with `panel_index`, `trial`, tokens and reflections in its
-    `info`. Playing into the same file again resumes: finished episodes are kept, and environment errors are played
-    again. If a completion depends on the rest of its batch, batches are repeated as a whole.
+    Each is appended to a file when it ends, with `panel_index` and tokens in its `info`. Playing into the same file
+    again resumes: finished episodes are kept, and environment errors are played again. If a completion depends on the
+    rest of its batch, batches are repeated as a whole.
     """
+    indices = range(len(panel.rows))
+    batches = [indices[start : start + batch_size] for start in indices[::batch_size]]
+    is_independent = getattr(player.actor.engine, "takes_seeds", True)  # a server takes them, too
+    finished = _resume(path, () if is_independent else batches)
 
-    panel: Panel
-    player: Player
-    sampling: Sampling
-    trials: int
-    batch_size: int
+    def record(episode: Episode) -> None:
+        index, trajectory = left[episode.number], episode.trajectory()
+        tokens = dict(zip(("prompt_tokens", "completion_tokens"), map(sum, zip((0, 0), *episode.usage))))
+        trajectory.info = {**trajectory.info, "panel_index": index, **tokens}
+        for step in trajectory.steps:
+            if step.prompt_ids and step.messages is None:  # the folder has no tokenizer for the viewer
+                step.prompt = player.actor.encode.tokenizer.decode(step.prompt_ids)
+        write_jsonl(path, [trajectory], append=True)
+        finished[index] = trajectory
 
-    def play(self, seed: int, path: Path) -> list[Trajectory]:
-        """Return the last trial of each task with a seed, in order; resume where the file ends."""
-        indices = range(len(self.panel.rows))
-        batches = [indices[start : start + self.batch_size] for start in indices[:: self.batch_size]]
-        is_independent = getattr(self.player.actor.engine, "takes_seeds", True)  # a server takes them, too
-        finished = _resume(path, () if is_independent else batches)
-        for batch in batches:
-            if left := [index for index in batch if index not in finished]:
-                self._play_batch(left, seed, path, finished)
-        return [finished[index] for index in indices]
-
-    def _play_batch(self, indices: list[int], seed: int, path: Path, finished: dict[int, Trajectory]) -> None:
-        """Play tasks, those that fail again after a reflection, and add their last trials to the finished ones."""
-        actor, notes = self.player.actor, {index: [] for index in indices}
-
-        def record(episode: Episode) -> None:
-            index, trajectory = indices[episode.number], episode.trajectory()
-            is_last = trajectory.success or not trajectory.counted or trial == self.trials - 1
-            tokens = dict(zip(("prompt_tokens", "completion_tokens"), map(sum, zip((0, 0), *episode.usage))))
-            facts = {"panel_index": index, "trial": trial, "last_trial": is_last, "reflections": [*notes[index]]}
-            trajectory.info = {**trajectory.info, **facts, **tokens}
-            for step in trajectory.steps:
-                if step.prompt_ids and step.messages is None:  # the folder has no tokenizer for the viewer
-                    step.prompt = actor.encode.tokenizer.decode(step.prompt_ids)
-            write_jsonl(path, [trajectory], append=True)
-            if is_last:
-                finished[index] = trajectory
-
-        for trial in range(self.trials):
-            # In the first trial a seed equals that of a training run with `eval_seed`.
-            seeds = [derived_seed(seed, index, *([trial] if trial else [])) for index in indices]
-            rows = [self.panel.rows[index] for index in indices]
-            player = TrialPlayer(**vars(self.player), notes=[notes[index] for index in indices])
+    for batch in batches:
+        if left := [index for index in batch if index not in finished]:
+            seeds = [derived_seed(seed, index) for index in left]  # as in a training run with `eval_seed`
             with rollout_bar(f"seed {seed}", player.max_turns, enabled=True) as bar:
-                trajectories, _ = player.play(rows, self.sampling, None, seeds, bar, record)
-            failed = [part for part in zip(indices, trajectories, seeds) if part[0] not in finished]
-            if not failed:
-                return
-            indices, trajectories, seeds = map(list, zip(*failed))
-            seeds = [derived_seed(seed, -1) for seed in seeds]
-            for number, note in reflect(actor, self.panel.about, trajectories, self.sampling, seeds).items():
-                notes[indices[number]].append(note)
+                player.play([panel.rows[index] for index in left], sampling, None, seeds, bar, record)
+    return [finished[index] for index in indices]
 
 
 def _resume(path: Path, batches: Sequence[Sequence[int]]) -> dict[int, Trajectory]:
-    """Return a file's last trials by task; remove errors, interrupted episodes and unfinished `batches` from it."""
+    """Return a file's episodes by task; remove errors, interrupted episodes and unfinished `batches` from it."""
     if not path.exists():
         return {}
     played = [*filter(None, read_unfinished(path))]
-    finished = {t.info["panel_index"]: t for t in played if t.info["last_trial"] and t.counted}
+    finished = {t.info["panel_index"]: t for t in played if t.counted}
     for index in {index for batch in batches if not finished.keys() >= set(batch) for index in batch}:
         finished.pop(index, None)
     write_jsonl(path, [trajectory for trajectory in played if trajectory.info["panel_index"] in finished])
@@ -202,7 +175,6 @@ def identity(options: EvaluateOptions, panel: Panel) -> dict[str, Any]:
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
         "prompt": _hash(by_names(describe_prompt(panel.prompt_template))),
-        "trials": options.trials if options.agent == "reflexion" else 1,
         "history": panel.history,
         "history_length": panel.history_length,
         "max_turns": panel.max_turns,
@@ -228,8 +200,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Play the evaluation set and return the results, which are also written to OUTPUT/results.json.
 
     Raises:
-        G2POError: for invalid settings, if OUTPUT contains an evaluation with other settings, if the token budget is
-            spent, or if a server rejects requests or cannot be reached.
+        G2POError: for invalid settings, if OUTPUT contains an evaluation with other settings, or if a server rejects
+            requests or cannot be reached.
     """
     panel, output = load_panel(options), options.output
     settings = identity(options, panel)
@@ -243,24 +215,20 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             require(not sends, "agent", options.agent, remedy)
         if options.overwrite:
             shutil.rmtree(output / "trajectories", ignore_errors=True)
-            for name in ("results.json", "tokens.json"):
-                (output / name).unlink(missing_ok=True)
+            (output / "results.json").unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
-        if options.base_url:
-            actor.server.count_tokens(output / "tokens.json", options.max_total_tokens)
         size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
         player = Player(pool, actor, EpisodeLimits.of(options, max_turns=panel.max_turns))
-        on_panel = PanelPlayer(panel, player, options.sampling, settings["trials"], options.batch_size)
+        playing = panel, player, options.sampling, options.batch_size
         files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
-        played = [on_panel.play(seed, file) for seed, file in enumerate(files)]
+        played = [play_panel(*playing, seed, file) for seed, file in enumerate(files)]
     results = {
         "model": options.model,
         "settings": settings,
         "seeds": [seed_row(panel, trajectories) for trajectories in played],
         "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
-        **({"tokens": actor.server.tokens} if options.base_url else {}),
     }
     write_json(output / "results.json", results, indent=1)
     errors = (t.error for trajectories in played for t in trajectories if not t.counted)

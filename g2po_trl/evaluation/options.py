@@ -19,9 +19,9 @@ from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.masking import HIDDEN, masked
 from ..utils.options import option, require, without_effect
-from .prompted import OBSERVED
+from .react import OBSERVED
 
-AGENTS = ("direct", "react", "reflexion")
+AGENTS = ("direct", "react")
 ENVIRONMENTS = tuple(loading.bundled_environments())
 HISTORIES = ("window", "conversation")
 OFFLINE = tuple(name for name, row in ENGINES.items() if row.offline)
@@ -54,7 +54,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     tasks: Path | None = _tasks("File with one task per line, as JSON.", None, metavar="FILE")
     limit: int | None = _tasks("Evaluate only the first N tasks.", None, within="[1, inf)", resumable=True)
     agent: str = _agent(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct")
-    trials: int = _agent("Trials per task.", 3, within="[1, inf)", needs="agent=reflexion")
     prompt: Any = _agent("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", needs="agent=direct")
     chat_template_kwargs: dict[str, Any] | None = _agent("Passed to the chat template.", None)
     history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True, needs="agent=direct")
@@ -71,9 +70,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     output: Path | None = _evaluation("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None)
     overwrite: bool = _evaluation("Delete the earlier evaluation in the output folder.", False)
     batch_size: int = _evaluation("Concurrent episodes.", 32, within="[1, inf)", resumable=False)
-    max_total_tokens: int | None = _evaluation(
-        "Stop before the next turn once a server has used this many.", None, within="[1, inf)", needs="base_url"
-    )
     max_error_rate: float = _evaluation("Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]")
 
     def __post_init__(self):
@@ -183,7 +179,7 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
     settings |= {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
     settings["precision"] = {name: play[name] for name in ("dtype", "autocast") if name in play}
-    if agent in ("react", "reflexion"):
+    if agent == "react":
         settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
     else:
         settings |= {"prompt": run["prompt"]} if run.get("prompt") else {}

@@ -14,7 +14,7 @@ from g2po_trl import Observation, TextEnvironment, read_jsonl
 from g2po_trl.cli.commands.evaluate import main
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.panel import Panel
-from g2po_trl.evaluation.prompted import Trial, react_template
+from g2po_trl.evaluation.react import react_template
 from g2po_trl.rollout.conversations import request_of
 from g2po_trl.rollout.episode import Episode
 
@@ -68,12 +68,6 @@ def test_actions_are_read(completion, action, valid):
     assert prompted(lower_case=True).read(completion, "", ["look"]) == (action.lower(), valid)
 
 
-def test_a_trial_reads_the_latest_notes():
-    trial = Trial("t", notes=["one", "two", "three", "four"])
-    trial.open(Observation("Hall.", task="Find the key."))
-    assert trial.task.startswith("Find the key.\n\n") and trial.task.endswith(":\n- two\n- three\n- four")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "others"),
     [
@@ -92,9 +86,7 @@ def test_a_trial_reads_the_latest_notes():
         ("prompt", "a:B", {"agent": "react"}),
         ("history", "window", {"agent": "react"}),
         ("history_length", 3, {"agent": "react"}),
-        ("trials", 2, {}),
         ("engine_options", {"dtype": "auto"}, {"base_url": "http://x"}),
-        ("max_total_tokens", 1, {}),
     ],
 )
 def test_options_that_do_not_fit_are_refused(field, value, others):
@@ -116,24 +108,28 @@ def stumbling():
             server.answer_headers = {"Retry-After": "0"}
             server.asked.pop()
             return refusals.pop(), {}
+        if len(server.asked) > server.last:
+            server.asked.pop()
+            return 400, {"error": {"message": "no credit is left"}}
         server.keys.add(headers["Authorization"])
         turn = sum(m["role"] == "assistant" for m in body["messages"])
         action = ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"][turn % 6]
         return 200, chat_completion(f"Thought: so\nAction: {action}")
 
     with chat_server(answer) as server:
-        server.keys = set()
+        server.keys, server.last = set(), 99
         yield server
 
 
-def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monkeypatch):
+def test_a_server_that_stumbles_and_going_on(stumbling, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret-123")
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"key_room": "garden"}\n' * 3)
     flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling.url]
     flags += ["--key-variable", "MY_KEY", "--output", str(tmp_path / "out"), "--batch-size", "1", "--seeds", "1"]
-    with refused("max_total_tokens"):
-        main([*flags, "--max-total-tokens", "100"])  # of 180 that are needed: ten a step, six steps an episode
+    stumbling.last = 10
+    with refused("base_url"):  # of 18 that are needed: six steps an episode
+        main(flags)
     path = tmp_path / "out" / "trajectories" / "react-0.jsonl"
     assert len(list(read_jsonl(path))) == 1 and len(stumbling.asked) == 10
     body = stumbling.asked[0]
@@ -141,12 +137,9 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
     assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
 
-    with refused("max_total_tokens"):
-        main([*flags, "--max-total-tokens", "100"])
-    assert len(stumbling.asked) == 10, "what was used before counts"
-    main([*flags, "--max-total-tokens", "1000"])
+    stumbling.last = 99
+    main(flags)
     assert len(stumbling.asked) == 10 + 12, "the finished episode was not played again"
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["tokens"] == {"read": 154, "written": 66}
     played = list(read_jsonl(path))
     assert [t.info["panel_index"] for t in played] == [0, 1, 2] and all(t.success for t in played)
     assert played[0].info["prompt_tokens"] == 42 and played[0].info["completion_tokens"] == 18
@@ -171,13 +164,11 @@ def flags_for(games, output, *more):
     return ["--environment", "alfworld", *panel, "--output", str(output), *more]
 
 
-@pytest.mark.parametrize(("agent", "trials"), [("react", 1), ("reflexion", 2)])
-def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsys):
-    """Reflexion looks around until it has noted that this does not help."""
+def test_react_wins_with_a_scripted_server(games, tmp_path, capsys):
     pytest.importorskip("openai")
     from g2po_envs.alfworld.tiny import tiny_environment
 
-    environment, solutions, told = tiny_environment(games[1]), {}, []
+    environment, solutions = tiny_environment(games[1]), {}
     for row in games[1].rows():
         walkthrough = json.loads(Path(games[1].path(row["task_id"])).read_text())["walkthrough"]
         solutions[environment.reset(**row).text] = walkthrough
@@ -185,37 +176,28 @@ def test_agents_win_with_a_scripted_server(games, tmp_path, agent, trials, capsy
 
     def answer(body, headers):
         text = "".join(message["content"] for message in body["messages"])
-        if "This was your attempt at a task" in text:
-            told.append(text)
-            return 200, chat_completion("I stood still. \n Next time I go where the thing is.")
         actions = next(actions for start, actions in solutions.items() if start in text)
         turn = sum(message["role"] == "assistant" for message in body["messages"])
-        is_lost = agent == "reflexion" and "- I stood still." not in text
-        action = "look" if is_lost else actions[min(turn, len(actions) - 1)]
+        action = actions[min(turn, len(actions) - 1)]
         return 200, chat_completion(f"Thought: step {turn}.\nAction: {action}\nObservation: this is not mine to say")
 
     with chat_server(answer) as server:
-        flags = ["--model", "m", "--base-url", server.url, "--agent", agent, "--temperature", "0"]
+        flags = ["--model", "m", "--base-url", server.url, "--agent", "react", "--temperature", "0"]
         main(flags_for(games, tmp_path / "out", *flags))
     lines = [line.split()[:7] for line in capsys.readouterr().out.split("\n")]
     assert ["Pick", "Look", "Clean", "Heat", "Cool", "Pick2", "All"] in lines
-    played = list(read_jsonl(tmp_path / "out" / "trajectories" / f"{agent}-0.jsonl"))
-    last = [t for t in played if t.info["last_trial"]]
-    assert len(played) == 6 * trials and len(last) == 6 and all(t.success for t in last)
-    assert all(step.valid and step.completion.endswith(step.action) for t in last for step in t.steps)
+    played = list(read_jsonl(tmp_path / "out" / "trajectories" / "react-0.jsonl"))
+    assert len(played) == 6 and all(t.success for t in played)
+    assert all(step.valid and step.completion.endswith(step.action) for t in played for step in t.steps)
     assert all(t.info["completion_tokens"] == 3 * len(t.steps) for t in played)
-    if agent == "reflexion":
-        assert all(t.outcome == "truncated" for t in played if t.info["trial"] == 0)
-        assert len(told) == 6 and all("it ran out of turns" in text and "Action: look\n" in text for text in told)
-        assert {t.info["reflections"][0] for t in last} == {"I stood still. Next time I go where the thing is."}
 
 
-@pytest.mark.parametrize("agent", ["direct", "react", "reflexion"])
+@pytest.mark.parametrize("agent", ["direct", "react"])
 def test_a_real_tiny_model_plays(games, tmp_path, agent):
     from g2po_envs.alfworld.tiny import tiny_model_path
 
     flags = f"--model {tiny_model_path()} --agent {agent} --max-completion-length 24 --limit 2".split()
-    main(flags_for(games, tmp_path / "out", *flags, *["--trials", "2"][: 2 * (agent == "reflexion")]))
+    main(flags_for(games, tmp_path / "out", *flags))
     (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
     assert 0 <= row["All"] <= 100 and row["errors"] == 0 and row["tokens"] > 0
     assert (row["valid"] == 100) == (agent == "direct"), "it was taught the direct form alone"

@@ -3,7 +3,7 @@
     g2po evaluate --model runs/alfworld-tiny --seeds 3
     g2po evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
     g2po evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \\
-        --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
+        --panel valid_unseen --config agents/react
     g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
     g2po evaluate --model MODEL --agent my_agent.py --tasks tasks.jsonl
 
