@@ -188,19 +188,12 @@ def test_what_is_spoken_after_a_prompt():
             spoken_after(f"Be brief. {asked}", answered)
 
 
-GAME_FILE = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
-METHOD = GAME_FILE + "    def expert(self): return 'method'\n"
-SOURCES = {
-    GAME_FILE: None,
-    METHOD: "method",
-    METHOD + "def expert(game): return 'function'\n": "function",
-    "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n": None,
-}
-
-
-@pytest.mark.parametrize(("source", "answer"), SOURCES.items())
-def test_where_an_expert_is_found(tmp_path, source, answer):
-    name = f"found_{list(SOURCES).index(source)}.py"
-    (tmp_path / name).write_text(source)
-    expert = find_expert(f"{tmp_path}/{name}:Game")
-    assert (None if expert is None else expert(None)) == answer
+def test_where_an_expert_is_found(tmp_path):
+    game = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
+    method = game + "    def expert(self): return 'method'\n"
+    tool = "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
+    function = method + "def expert(game): return 'function'\n"
+    for name, source in {"none": game, "method": method, "function": function, "tool": tool}.items():
+        (tmp_path / f"found_{name}.py").write_text(source)
+        expert = find_expert(f"{tmp_path}/found_{name}.py:Game")
+        assert (None if expert is None else expert(None)) == (name if name in ("method", "function") else None)

@@ -101,10 +101,6 @@ def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, bf
     assert about["exams"][-1]["step"] == 2 and about["exams"][-1]["episodes"] == 16
 
 
-class Interrupted(Exception):
-    pass
-
-
 def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -113,12 +109,12 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
 
     def interrupted(self, *args):
         if list(parts.glob("exams/exam-*")):
-            raise Interrupted
+            raise KeyboardInterrupt
         return evaluate(self, *args)
 
     run(whole)
     monkeypatch.setattr(SuccessEvaluation, "evaluate", interrupted)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run(parts)
     monkeypatch.setattr(SuccessEvaluation, "evaluate", evaluate)
     assert not (parts / "teaching.json").exists()
@@ -138,18 +134,10 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
 
 
-def test_tasks_of_the_exam_are_not_shown():
-    rows = [{"seed": seed} for seed in range(20)]
-    to_show, to_examine = TeachingArguments(num_exam_tasks=5).split(rows, 0)
-    assert len(to_examine) == 5 and sorted(r["seed"] for r in to_show + to_examine) == list(range(20))
-    assert TeachingArguments(num_exam_tasks=5).split(rows, 0)[1] == to_examine
-
-
 def test_what_is_refused(tiny_model_dir, tmp_path):
     def load(model=None, **options):
-        return load_base_model(
-            TeachingArguments(), arguments(tmp_path, **options), ModelConfig("none", **(model or {})), str
-        )
+        args = arguments(tmp_path, **options)
+        return load_base_model(TeachingArguments(), args, ModelConfig("none", **(model or {})), str)
 
     short = arguments(tmp_path, max_length=7)
     for field, call in (
