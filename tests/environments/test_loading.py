@@ -14,14 +14,10 @@ from g2po_trl.environments.loading import load
 GAME = """
 from pathlib import Path
 
-import calculus.rules, json, multiprocessing, random
+import calculus.rules, json, random
 import helpers
 from words.more import MORE
 from g2po_trl import Observation, TextEnvironment
-
-
-def twice(number, results):
-    results.put(2 * number)
 
 
 class Game(TextEnvironment):
@@ -29,14 +25,6 @@ class Game(TextEnvironment):
         import helpers as later
         data = Path(__file__).with_name("data.txt").read_text()
         return Observation(" ".join([helpers.WHO, later.WHO, calculus.rules.WHO, MORE, data, random.choice("x")]))
-
-
-class Starts(TextEnvironment):
-    def reset(self):
-        context = multiprocessing.get_context('spawn')
-        results = context.Queue()
-        context.Process(target=twice, args=(4, results)).start()
-        return Observation(str(results.get(timeout=30)))
 """
 FILES = {
     "environment.py": GAME,
@@ -45,7 +33,6 @@ FILES = {
     "calculus/rules.py": "import calculus\nWHO = 'a'",
     "words/more.py": "import helpers\nMORE = helpers.WHO",
     "data.txt": "a",
-    "experts.py": "import environment\nGame = environment.Game",
     "random.py": GAME,
     "datasets.py": GAME,
     "json.py": "raise RuntimeError('not the standard library')",
@@ -71,18 +58,6 @@ def test_a_file_and_its_neighbours_are_imported_here_and_in_workers(folder):
             load(f"{folder}/{name}.py:Game")
     for library in (datasets, multiprocessing, importlib.import_module("json"), importlib.import_module("random")):
         assert str(folder) not in library.__file__
-
-
-def test_a_file_is_imported_once(folder, monkeypatch):
-    monkeypatch.syspath_prepend(folder)
-    import environment
-
-    assert load(f"{folder}/environment.py:Game") is load(f"{folder}/experts.py:Game") is environment.Game
-
-
-def test_a_game_of_a_file_starts_processes_that_find_it(folder):
-    with EnvironmentPool(load(f"{folder}/environment.py:Starts"), PoolLimits(1)) as pool:
-        assert pool.reset([{}])[0].text == "8"
 
 
 def test_files_of_one_name_in_two_folders_are_refused(folder, tmp_path):

@@ -40,26 +40,17 @@ def test_many_episodes_in_few_processes_and_groups_together(pool):
     assert {o.state_key for o in again} == {o.state_key for o in observations}, "objects are kept and reset"
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"), [("raise", "exception"), ("result nan", "invalid"), ("result none", "invalid")]
-)
-def test_a_bad_step_fails_its_own_episode_alone(pool, fault, kind):
-    pool.reset([{"seed": i} for i in range(4)])
-    results = pool.step({0: "go", 1: fault, 2: "go", 3: "go"})
-    assert results[1].kind == kind and "Reporter" in results[1].message
-    assert [results[i].observation.text for i in (0, 2, 3)] == ["0 go 1", "2 go 1", "3 go 1"]
-    with refused("slot 1"):
-        pool.step({1: "go"})
-    assert pool.step({0: "go"})[0].observation.text == "0 go 2"
-    assert len(pool.reset([{"seed": 7}] * 4)) == 4
-
-
-def test_a_bad_reset_fails_its_own_episode_alone(pool):
-    faults = {1: ("raise", "exception"), 3: (5, "invalid"), 5: ("kill", "crash")}
+def test_a_bad_reset_or_step_fails_its_own_episode_alone(pool):
+    faults = {1: ("raise", "exception"), 3: (5, "invalid")}
     results = pool.reset([{"seed": i, **({"fault": faults[i][0]} if i in faults else {})} for i in range(6)])
     assert {slot: results[slot].kind for slot in faults} == {slot: kind for slot, (_, kind) in faults.items()}
-    assert [results[i].text for i in (0, 2, 4)] == ["seed 0", "seed 2", "seed 4"]
-    assert len(pool.step(dict.fromkeys((0, 2, 4), "go"))) == 3
+    assert [results[i].text for i in (0, 2, 4, 5)] == ["seed 0", "seed 2", "seed 4", "seed 5"]
+    results = pool.step({0: "raise", 2: "result nan", 4: "go", 5: "result none"})
+    assert {slot: results[slot].kind for slot in (0, 2, 5)} == {0: "exception", 2: "invalid", 5: "invalid"}
+    with refused("slot 0"):
+        pool.step({0: "go"})
+    assert [results[4].observation.text, pool.step({4: "go"})[4].observation.text] == ["4 go 1", "4 go 2"]
+    assert len(pool.reset([{"seed": 7}] * 4)) == 4
 
 
 def test_the_check_at_start_reports_a_failure(pool):
@@ -82,6 +73,8 @@ def test_bad_arguments():
             pool.reset([{"seed": 0}], groups=[0, 1])
         with refused("tasks"):
             pool.reset([{"seed": lambda: 0}])
+    with refused("EnvironmentPool"):  # it is closed
+        pool.reset([{"seed": 0}])
 
 
 OBSERVATION = Observation("x")

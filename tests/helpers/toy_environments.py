@@ -6,7 +6,6 @@ Workers import this module: it imports nothing that takes long.
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -64,13 +63,6 @@ def numpy_values():
     return StepResult(seen, np.float32(0.5), np.bool_(True), info=info)
 
 
-def child(path):
-    """Hang in a program of its own."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    Path(path).write_text(str(process.pid))
-    process.wait()
-
-
 def fork(_):
     """Die, and leave a process that holds the pipe open."""
     if os.fork() == 0:
@@ -87,7 +79,7 @@ def fail(_):
     raise RuntimeError("no" * 100_000)
 
 
-FAULTS = {"child": child, "fork": fork, "kill": lambda _: kill(), "signal": kill, "raise": fail}
+FAULTS = {"fork": fork, "kill": lambda _: kill(), "signal": kill, "raise": fail}
 FAULTS |= {"sleep": lambda seconds: time.sleep(float(seconds)), "exit": lambda code: sys.exit(int(code))}
 FAULTS |= {"input": lambda _: input()}
 
