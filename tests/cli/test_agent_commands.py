@@ -21,7 +21,7 @@ from g2po_trl.environments.loading import resolve_agent_name
 from g2po_trl.environments.setup import agent_factory
 
 ASKS = """
-import http.client, json, os, random, time, urllib.request
+import json, os, time, urllib.request
 
 def ask(client, text, **more):
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
@@ -79,9 +79,7 @@ def test_train_takes_an_agent(folder):
     [
         ("train --agent empty.py", "it contains no public function (task, client)"),
         ("train alfworld --agent agent.py", "agent is 'agent.py'"),
-        ("train --agent", "--agent: expected one argument"),
         ("check agent.py", "it contains no TextEnvironment"),
-        ("check --agent agent.py:run", "it contains tidy"),
         ("check a.py --agent agent.py", "agent is 'agent.py'"),
         ("check a.py --response yes", "response has"),
         ("check --base-url http://127.0.0.1:9/v1", "base_url has"),
@@ -118,14 +116,8 @@ FINDINGS = r"""
 error FAILED: returned 1.0
 return 1.0
 
-error FAILED: reward is [True]
-return [ask(client, 'a') != '']
-
 warning RAISED_IN_AGENT: ValueError: invalid literal for int() with base 10: 'yes'
 return int(ask(client, 'a')) + int(ask(client, 'b'))
-
-error FAILED: raised FileNotFoundError: no my-server, agent.py, line 12
-raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])
 
 error NOT_REPLAYED: Address already in use
 bind()
@@ -137,10 +129,6 @@ return ask(client, 'a') == 'yes'
 warning TOO_MANY_CALLS
 while True:
     ask(client, 'a')
-
-warning NOT_REPLAYED: at step 2
-ask(client, 'a')
-return ask(client, str(time.time_ns())) == 'yes'
 
 error NOT_REPLAYED: at step 1
 ask(client, str(os.getpid()))
@@ -156,14 +144,6 @@ try:
 except OSError:
     pass
 return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
-
-error FAILED
-said = ask(client, 'a')
-connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
-body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
-headers = {'Authorization': f'Bearer {client.api_key}'}
-connection.request('POST', '/v1/chat/completions', body, headers)
-connection.getresponse()
 """
 
 
