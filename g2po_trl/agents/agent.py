@@ -1,4 +1,4 @@
-"""Agents that call a model through OpenAI's or Anthropic's protocols, unchanged, as environments.
+"""Agents that call a model through OpenAI's, Anthropic's or Google's protocols, unchanged, as environments.
 
     def my_agent(task, client):                      # or `async def`
         model = client.openai()                      # or any library that takes client.base_url, .api_key, .model
@@ -51,8 +51,8 @@ _FIELDS = ("reward", "success", "info")
 class AgentClient:
     """An agent's access to the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    `openai()`, `async_openai()`, `anthropic()` and `async_anthropic()` pass options to clients without a time limit.
-    The key is valid during the episode only, which may make `max_turns` calls.
+    `openai()`, `async_openai()`, `anthropic()`, `async_anthropic()` and `gemini()` pass options to clients without a
+    time limit. The key is valid during the episode only, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -61,10 +61,8 @@ class AgentClient:
     session: Session = dataclasses.field(repr=False)
     max_turns: int
 
-    @property
-    def anthropic_url(self) -> str:
-        """The address for libraries of Anthropic's protocol."""
-        return self.base_url.removesuffix("/v1")
+    _doc = "The address for libraries of Anthropic's and Google's protocols."
+    anthropic_url = gemini_url = property(lambda self: self.base_url.removesuffix("/v1"), doc=_doc)
 
     def works_on(self, workspace: Workspace) -> None:
         """Use the workspace's files and the new messages as the state of each request (`workspace_key`)."""
@@ -81,6 +79,13 @@ class AgentClient:
         url = self.anthropic_url if name.endswith("Anthropic") else self.base_url
         given = {"timeout": None, "http_client": http_client, "base_url": url, "api_key": self.api_key}
         return getattr(module, name)(**{**given, **options})
+
+    def gemini(self, **options: Any) -> Any:
+        """Return a client of google-genai, which has its async methods as `aio`."""
+        plain = {"trust_env": False, "verify": False}
+        http = {"base_url": self.gemini_url, "client_args": plain, "async_client_args": plain}
+        given = {"api_key": self.api_key, "vertexai": False, "http_options": http}
+        return import_extra("google.genai").Client(**{**given, **options})
 
     openai = functools.partialmethod(_client, "OpenAI")
     async_openai = functools.partialmethod(_client, "AsyncOpenAI")
@@ -133,8 +138,7 @@ class AgentEnvironment(TextEnvironment):
             if event.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(event.error)}") from event.error
             why = session.refused or ["ask by the client's base_url and api_key, and switch off caches of answers"]
-            said = f"the agent returned {show(event.value)} without calling the model: {why[-1]}"
-            raise EnvironmentContractError(said)
+            raise EnvironmentContractError(f"it returned {show(event.value)} without calling the model: {why[-1]}")
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
@@ -143,9 +147,8 @@ class AgentEnvironment(TextEnvironment):
         call, self._call = self._call, None
         self._session.answer(call, ChatResponse.read(action))
         event = self._session.next()
-        if isinstance(event, AgentEnd):
-            return self._result(event)
-        return StepResult(self._observe(event), info=self._facts())
+        is_over = isinstance(event, AgentEnd)
+        return self._result(event) if is_over else StepResult(self._observe(event), info=self._facts())
 
     def end_episode(self) -> None:
         """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
@@ -245,6 +248,5 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an exception in one line; of a program or a limit without its type."""
     text = str(error).strip() if isinstance(error, AgentError) else in_words(error)
     return text.partition("\n")[0][:300]

@@ -7,12 +7,14 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from ..utils.errors import G2POError
@@ -21,55 +23,47 @@ from ..utils.options import is_of_kind, require
 from ..utils.show import describe_exit
 from .agent import AgentClient, read_return_value, result_of
 from .dialects import VARIABLES
-from .program import OVER_LIMIT, Program, disk_bytes, require_program
+from .program import OVER_LIMIT, Program, disk_bytes
 from .session import AgentError
 from .workspace import Workspace, matching
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
-# Variables that lead to the user's own settings and repository; a workspace has its own.
-_OF_USER = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
-_OF_USER += ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+# Beginnings of variables that lead to the user's own settings and repository; a workspace has its own.
+_OF_USER = ("XDG_", "CLAUDE_", "CODEX_", "GIT_")
 # What tests read by themselves, and so what a program may write to have them pass.
-_TEST_SETTINGS = ("**/conftest.py", "pytest.*", ".pytest.*", "tox.ini", "pytest", "_pytest")
+_TEST_SETTINGS = ("**/conftest.py", "pytest.*", ".pytest.*", "tox.ini", "pytest", "_pytest", "**/*.pyc")
 _TEST_SETTINGS += ("**/sitecustomize*", "**/usercustomize*")
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 _SHOWN = 2000  # last characters of what a command that verifies printed
-MIN_WAIT = 0.1  # seconds between looks at a program's own time
 
 
 @dataclass(eq=False, repr=False)
 class AgentCommand:
     """An agent that is a program, for `AgentEnvironment` or `G2POTrainer(agent=…)`.
 
-    The program finds the model in `OPENAI_BASE_URL` (also `OPENAI_API_BASE`), `OPENAI_API_KEY` and `OPENAI_MODEL`, or
-    in the same variables with `ANTHROPIC_`. It runs in the folder in which the training was started. `EPISODE_FOLDER`
-    is an empty folder of the episode, removed after it. Programs that it starts end with it, including daemons
-    (outside of Linux, only its process group). This is not a sandbox: it can read and write all that the user can.
+    The program finds the model in `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, the same with `ANTHROPIC_`,
+    or `GOOGLE_GEMINI_BASE_URL`, `GEMINI_API_KEY` and `GEMINI_MODEL`. `EPISODE_FOLDER` is an empty folder, removed
+    after the episode. What it starts ends with it, including daemons. This is not a sandbox: it can do what you can.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
     A state is the files and the new messages (`workspace_key`), and `info["diff"]` has the changes.
 
     Args:
-        command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
-            value, within one argument; `{{` is a brace. Write `--question={question}` or `-- {question}`, else a value
-            that begins with `-` is read as an option.
-        verify: function, sync or async, that returns the reward, or anything else an agent may return. Its parameters
-            are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the episode's).
-            Without `returncode`, an exit status other than 0 is an exception of the agent. With a workspace it may be
-            a command, such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own:
-            the reward is 1 if its exit status is 0, or else 0.
+        command: the program and its arguments, as in a shell or a list. `{column}` is the task's value, within one
+            argument; `{{` is a brace. Write `--question={question}` or `-- {question}`: a value may begin with `-`.
+        verify: function, sync or async, that returns what an agent may return. Its parameters are any of `task`,
+            `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the episode's). Without `returncode`,
+            an exit status other than 0 is an exception of the agent. With a workspace it may be a command, such as
+            `pytest -q`, which runs there with its own `HOME` and `TMPDIR`: the reward is 1 if it exits with 0, else 0.
         environment: further environment variables.
-        timeout: seconds that the program may take, without waiting for the model; then it is killed, and the episode
-            a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
+        timeout: seconds of the program, without waiting for the model; more is a failure. `None`: `step_timeout`.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
+        files: path below `HOME` -> text, such as settings; `$OPENAI_API_KEY` and other variables in it are replaced.
+        ignore: names of files and folders, such as `*.log`, that are no part of states and diffs, beyond `IGNORED`.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
             `test_*.py`, so that changing them is not rewarded; before a command, also the settings of pytest.
-        verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
-        max_processes, max_disk_mb: processes, and MiB below the episode's folder with the workspace, beyond which a
-            program is killed, and the episode is a failure. `None`: no limit.
-
-    Raises `G2POError` for an argument that cannot be used, in an episode also for a placeholder that is not a column
-    of the task, and for a `restore` that no file of the workspace matches.
+        verify_timeout: seconds of a command that verifies; more is an error. `None`: no limit.
+        max_processes, max_disk_mb: processes, and MiB below the episode's folder; more is a failure. `None`: no limit.
     """
 
     command: str | Sequence[str]
@@ -78,6 +72,8 @@ class AgentCommand:
     timeout: float | None = None
     _: KW_ONLY
     workspace: str | Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    ignore: Sequence[str] = ()
     restore: str | Path | Sequence[str | Path] = ()
     verify_timeout: float | None = 30.0
     max_processes: int | None = 256
@@ -88,18 +84,17 @@ class AgentCommand:
             limit = getattr(self, name)
             is_limit = limit is None or (is_of_kind(limit, float) and limit > 0)
             require(is_limit, name, limit, "set it to a number above 0, or to None")
-        verify, restore, has_workspace = self.verify, self.restore, self.workspace is not None
-        self.words, is_command = _words("command", self.command), isinstance(verify, str)
-        require(has_workspace or not is_command, "verify", verify, "a command runs in a workspace: give one")
-        self.checks = _words("verify", verify) if is_command else []
+        verify, restore, is_command = self.verify, self.restore, isinstance(self.verify, str)
+        self.words, self.checks = _words("command", self.command), _words("verify", verify) if is_command else []
         self.verified = [] if is_command else _verified(verify)
         self.restore = tuple(map(os.fspath, [restore] if isinstance(restore, (str, os.PathLike)) else restore))
-        require(has_workspace or not self.restore, "restore", restore, "it puts back files of a workspace: give one")
-        if has_workspace:
-            _words("workspace", [str(self.workspace)])
-        for pattern in self.restore:
-            outside = pattern.startswith("/") or ".." in pattern.split("/")
-            require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
+        for name, value in {"verify": self.checks, "restore": self.restore, "files": self.files}.items():
+            remedy = "it is for a program with a workspace: give one"
+            require(self.workspace is not None or not value, name, getattr(self, name), remedy)
+        _words("workspace", [str(self.workspace)])
+        for name, paths in {"restore": self.restore, "files": self.files}.items():
+            outside = [path for path in paths if path.startswith("/") or ".." in path.split("/")]
+            require(not outside, name, outside, "give names relative to the workspace, or to HOME")
         self.__module__ = getattr(verify, "__module__", None)  # where `run.json` looks for its name
         self.environment = {name: str(value) for name, value in (self.environment or {}).items()}
         disk_mb = math.inf if self.max_disk_mb is None else self.max_disk_mb
@@ -147,21 +142,27 @@ class _Episode:
     def _copied(self) -> Workspace:
         """Copy the workspace. What it lacks is told before the agent asks: it would be the model's failure."""
         command, source = self.command, Path(_filled(str(self.command.workspace), self.task))
-        workspace = Workspace(source, self.folder / "workspace")
+        workspace = Workspace(source, self.folder / "workspace", command.ignore)
         size = disk_bytes(str(self.folder))
         remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins: raise it, or leave files out"
         require(size <= command.limits["disk_bytes"], "max_disk_mb", command.max_disk_mb, remedy)
         is_there = not command.restore or bool(matching(workspace.source, command.restore))
         remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
         require(is_there, "restore", list(command.restore), remedy)
-        variables = {name: text for name, text in self.variables.items() if name not in _OF_USER}
+        variables = {name: text for name, text in self.variables.items() if not name.startswith(_OF_USER)}
         self.variables = variables | _own_folders(self.folder) | {"PWD": str(workspace.folder)} | command.environment
+        for name, text in command.files.items():
+            path = self.folder / "home" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(Template(text).safe_substitute(self.variables))
         if command.checks:
-            require_program(_filled(command.checks[0], self.task), self.variables, workspace.folder)
+            name = _filled(command.checks[0], self.task)
+            path = workspace.folder / name if os.sep in name else name
+            remedy = "give an executable file (`chmod +x`), or install the program where training runs"
+            require(shutil.which(path, path=self.variables["PATH"]) is not None, "verify", command.verify, remedy)
         return workspace
 
     def _program(self, words: list[str], variables: dict[str, str]) -> Program:
-        """Start a program that ends with the episode, in the workspace if there is one."""
         limits = {"folder": str(self.folder), **self.command.limits}
         where = self.workspace and self.workspace.folder
         program = Program([_filled(word, self.task) for word in words], variables, limits, where)
@@ -170,19 +171,21 @@ class _Episode:
 
     def _run(self) -> tuple[int, str, str]:
         """Run the program; return its exit status, stdout and stderr. Raises `AgentError` if it fails."""
-        timeout, returncode, left = self.command.timeout, None, None
-        own_seconds = self.client.session.own_seconds
-        begun = own_seconds()  # a large workspace takes long to copy
+        timeout, returncode, left, session = self.command.timeout, None, None, self.client.session
+        begun = session.own_seconds()  # a large workspace takes long to copy
         with self._program(self.command.words, self.variables) as program:
             while returncode is None:
-                if timeout is not None and (left := timeout + begun - own_seconds()) <= 0:
+                if timeout is not None and (left := timeout + begun - session.own_seconds()) <= 0:
                     raise AgentError(f"it took more than {timeout:g} s", limit="time limit")
-                returncode = program.wait(None if left is None else max(left, MIN_WAIT))
+                returncode = program.wait(None if left is None else max(left, 0.1))
         stdout, stderr = program.outputs()
+        if not session.answered and not session.unanswered():
+            why = "".join([f" ({refused})" for refused in session.refused[-1:]])
+            raise AgentError(f"it did not call the model{why}: {_failed(returncode, stderr or stdout)}")
         may_fail = self.command.checks or "returncode" in self.command.verified
-        if returncode == OVER_LIMIT or (returncode != 0 and not may_fail):
-            limit = "program limit" if returncode == OVER_LIMIT else None
-            raise AgentError(_failed(returncode, stderr), limit=limit)
+        limit = "program limit" if returncode == OVER_LIMIT else None
+        if limit or (returncode != 0 and not may_fail):
+            raise AgentError(_failed(returncode, stderr), limit)
         return returncode, stdout, stderr
 
     def _verify(self, returncode: int, stdout: str, stderr: str) -> Any:
@@ -191,22 +194,18 @@ class _Episode:
         return result_of(self.command.verify(**{name: values[name] for name in self.command.verified}))
 
     def _check(self) -> tuple[float, dict[str, Any]]:
-        """Return the reward of the command `verify`, which has no access to the model, and its output."""
+        """Return the reward of the command `verify`, which has no access to the model, and what it printed."""
         variables = {name: text for name, text in self.variables.items() if name not in VARIABLES}
-        own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings and caches are not its
-        variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.command.environment}
-        try:
-            with self._program(self.command.checks, variables) as checks:
-                returncode = checks.wait(self.command.verify_timeout)
-        except FileNotFoundError as error:  # the agent has removed it
-            return 0.0, {"verify": str(error)}
+        own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings are not its
+        variables |= _own_folders(own) | self.command.environment
+        with self._program(self.command.checks, variables) as checks:
+            returncode = checks.wait(seconds := self.command.verify_timeout)
         if returncode is None:
-            return 0.0, {"verify": f"it took more than {self.command.verify_timeout:g} s"}
+            raise TimeoutError(f"verify took more than {seconds:g} s: raise verify_timeout, or run fewer workers")
         return float(returncode == 0), {"verify": "".join(checks.outputs())[-_SHOWN:]}
 
 
 def _own_folders(parent: Path) -> dict[str, str]:
-    """Make a program's own folders for settings and temporary files; return the variables that name them."""
     for name in ("home", "tmp"):
         (parent / name).mkdir()
     return {"HOME": str(parent / "home"), "TMPDIR": str(parent / "tmp")}
@@ -234,7 +233,6 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
 
 
 def _verified(verify: Any) -> list[str]:
-    """Return the names of the parameters of `verify`. Raises `G2POError` for an unknown one."""
     require(callable(verify), "verify", verify, "pass a function that returns the reward, e.g. of (task, stdout)")
     parameters = inspect.signature(verify).parameters.values()
     wanted = [p.name for p in parameters if p.name in _VERIFIED or p.default is p.empty]

@@ -1,8 +1,7 @@
 """The HTTP endpoint on loopback that agents ask. Each episode of an agent is a session with its own key.
 
-There is one in a worker process, started when the first agent needs it. A client without a session's key, which cannot
-be guessed, costs little: the key is checked before the body is read. The connection is closed after each answer, since
-libraries share a client between episodes, and an open connection fails in another event loop.
+There is one in a worker process, started when the first agent needs it. The key, which cannot be guessed, is checked
+before the body is read. The connection is closed after each answer: in another event loop, an open one would fail.
 """
 
 from __future__ import annotations
@@ -11,19 +10,20 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .dialects import DIALECTS, KEY_HEADERS, ROUTES
-from .dialects.request import AgentRequest, Completion, RefusedRequestError, to_body
+from .dialects.request import AgentRequest, Completion, RefusedRequestError, to_stream
 from .loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
 from .session import Session
 
 MAX_BODY_BYTES = 2**26
-BODY_SECONDS = 60.0
-LINGER_SECONDS = 2.0  # for a client to send the rest of a refused request: most read no answer before they have
+LINGER_SECONDS = 2.0  # for a client to send the rest of a request that is refused unread
 
 
 class Endpoint(LoopbackServer):
@@ -59,75 +59,52 @@ class Endpoint(LoopbackServer):
     async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         route = f"{scope['method']} {scope['path'].rstrip('/')}"
-        dialect, read = ROUTES.get(route, (DIALECTS[0], None))
-        session = asked = None
+        dialect, read = next((ROUTES[one] for one in ROUTES if fnmatchcase(route, one)), (DIALECTS[0], None))
+        session = asked = body = None
         try:
             session = self.session_of(headers)
             if read is None:
-                message = f"{route} is not served: use {', '.join(ROUTES)}"
-                raise RefusedRequestError(message, code="unknown_url", status=404)
-            body = await _body(headers, receive)
-            answer = read(body, headers)
+                raise RefusedRequestError(f"{route} is not served: use {', '.join(ROUTES)}", None, "unknown_url", 404)
+            body = await _body(receive)
+            answer = read(body)
             asked = answer.whole(session.answered) if isinstance(answer, AgentRequest) else answer
         except RefusedRequestError as error:
             answer = error
             if session is not None:
                 session.refuse(str(error))
         if isinstance(asked, AgentRequest):
-            answer = await _answer(session, asked, route.encode() + body, headers, receive)
-            if answer is None:
+            is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            call = session.open(asked, hashlib.blake2b(route.encode() + body).digest(), is_retry)
+            answered, left = asyncio.wrap_future(call.answer), asyncio.ensure_future(receive())
+            await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
+            call.clients -= 1
+            if left.done():  # the client has left
                 return
+            left.cancel()
+            call.is_delivered, answer = True, answered.result()
         status, kind = 200, "application/json"
         if isinstance(answer, RefusedRequestError):
             status, answer = answer.status, dialect.error(answer)
         elif isinstance(answer, Completion):
             answer = dialect.answer(answer, asked)
             kind = "text/event-stream" if asked.stream else kind
-        content = to_body(answer) if kind == "application/json" else dialect.stream(answer, asked)
-        await respond(send, status, kind, content, ("connection", "close"), more_body=asked is None)
-        if asked is None:  # with unread bytes, closing would take back the answer
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS):
-                    while (await receive()).get("more_body"):
-                        pass
-            await send({"type": "http.response.body"})
+        content = json.dumps(answer) if kind == "application/json" else to_stream(dialect.events(answer))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):  # with unread bytes, closing would take back the answer
+                while body is None and (await receive()).get("more_body"):
+                    pass
+        await respond(send, status, kind, content.encode(), ("connection", "close"))
 
 
-async def _answer(
-    session: Session, request: AgentRequest, sent: bytes, headers: Mapping[str, str], receive: Receive
-) -> Completion | RefusedRequestError | None:
-    """Return the answer to a request, of which these bytes were sent; `None`: its client has left before."""
-    name, retries = headers.get("idempotency-key", ""), headers.get("x-stainless-retry-count", "0")
-    digest = hashlib.blake2b(f"{name}\n".encode() + sent).digest()
-    call = session.open(request, digest, may_repeat=bool(name) or retries not in ("", "0"))
-    answered, left = asyncio.wrap_future(call.answer), asyncio.ensure_future(receive())
-    await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
-    call.clients -= 1
-    if left.done():
-        return None
-    left.cancel()
-    call.is_delivered = True
-    return answered.result()
-
-
-async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
-    """Return the whole body of a request."""
-    encoding = headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise RefusedRequestError(f"Content-Encoding is {encoding!r}: send the body plain", status=415)
+async def _body(receive: Receive) -> bytes:
     body, part = bytearray(), {"more_body": True}
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while part["more_body"]:
-                part = await receive()
-                if part["type"] == "http.disconnect":
-                    raise RefusedRequestError("the body is cut off: send all of it, as valid HTTP/1.1")
-                body += part["body"]
-                if len(body) > MAX_BODY_BYTES:
-                    why = f"the body has more than {MAX_BODY_BYTES:,} bytes: shorten the messages"
-                    raise RefusedRequestError(why, status=413)
-    except TimeoutError as error:
-        raise RefusedRequestError("the request took too long to arrive: send it at once", status=408) from error
+    while part["more_body"]:
+        part = await receive()
+        if part["type"] == "http.disconnect":
+            raise RefusedRequestError("the body is cut off: send all of it, as valid HTTP/1.1")
+        body += part["body"]
+        if len(body) > MAX_BODY_BYTES:
+            raise RefusedRequestError(f"the body has more than {MAX_BODY_BYTES:,} bytes: shorten it", status=413)
     return bytes(body)
 
 

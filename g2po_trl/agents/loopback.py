@@ -13,34 +13,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = "127.0.0.1"
 HEAD_SECONDS = 10.0  # after which a connection without a request is closed
-MAX_SILENT, SILENT_SECONDS = 128, 1.0  # connections without a request yet, and how long one has at least
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Beyond the limit, close the oldest connection that has not sent a request."""
         super().connection_made(transport)
-        self.since = self.loop.time()
-        self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
-        silent = sorted((one for one in self.connections if one.scope is None), key=lambda one: one.since)
-        if len(silent) > MAX_SILENT and self.since - silent[0].since > SILENT_SECONDS:
-            silent[0].transport.abort()
-
-    def _close_if_silent(self) -> None:
-        if self.scope is None:
-            self.transport.abort()
+        self.loop.call_later(HEAD_SECONDS, lambda: self.scope is None and transport.abort())
 
 
-async def respond(
-    send: Send, status: int, kind: str, content: bytes, header: tuple[str, str], more_body: bool = False
-) -> None:
-    """Send a response; with `more_body`, the connection stays open until another part of the body is sent."""
+async def respond(send: Send, status: int, kind: str, content: bytes, header: tuple[str, str]) -> None:
+    """Send a response."""
     fields = (("content-type", kind), ("content-length", str(len(content))), header)
     headers = [(name.encode(), value.encode()) for name, value in fields]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content, "more_body": more_body})
+    await send({"type": "http.response.body", "body": content})
 
 
 class LoopbackServer:

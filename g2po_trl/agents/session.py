@@ -1,8 +1,7 @@
 """The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
 
-A request repeats an earlier one if their bodies are equal and its client marks it, by the same `Idempotency-Key` or by
-an `x-stainless-retry-count` above 0, as `openai` and `anthropic` do: it gets the same answer. It is no step, and
-neither is a request whose client has left before its turn.
+A request repeats an earlier one if their bodies are equal and its client marks it (`x-stainless-retry-count`), as
+`openai` and `anthropic` do: it gets the same answer. It is no step, and neither is one whose client has left before.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..prompts.conversation import ChatResponse
 from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .workspace import Workspace
 
-MAX_REFUSALS = 100  # of requests after the last turn; then the agent is not waited for
+MAX_REFUSED = 100  # requests beyond those of all turns; then the agent is not waited for
 _ended = partial(RefusedRequestError, "the episode has ended: send no more requests", None, "episode_ended", 404)
 
 
@@ -37,7 +36,7 @@ class AgentEnd:
 
 @dataclass(eq=False)
 class Call:
-    """A request in its session. `digest`: of its route, body and `Idempotency-Key`."""
+    """A request in its session. `digest`: of its route and body."""
 
     request: AgentRequest
     digest: bytes
@@ -57,13 +56,11 @@ class AgentError(RuntimeError):
 class Session:
     """The requests of one episode, in their order of arrival, and its end.
 
-    Args:
-        max_turns: completions of the episode; later requests are refused.
-        max_requests: requests of the episode, refused ones included; after them it ends. `None`: no limit.
+    After `max_turns` completions, requests are refused; after `max_requests`, refused ones included, it ends.
     """
 
     def __init__(self, max_turns: float = math.inf, max_requests: float | None = None) -> None:
-        self.max_turns, self.max_requests = max_turns, math.inf if max_requests is None else max_requests
+        self.max_turns, self.max_requests = max_turns, max_requests or max_turns + MAX_REFUSED
         self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
         self.refused: list[str] = []  # why requests could not be read
         self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
@@ -77,10 +74,10 @@ class Session:
         self._at_end = contextlib.ExitStack()
         self._lock = threading.Lock()
 
-    def open(self, request: AgentRequest, digest: bytes, may_repeat: bool = False) -> Call:
+    def open(self, request: AgentRequest, digest: bytes, is_retry: bool = False) -> Call:
         """Return the call of a request, answered if it is refused, or the call that it repeats."""
         with self._lock:
-            earlier = (one for one in reversed(self._calls) if may_repeat and one.digest == digest)
+            earlier = (one for one in reversed(self._calls) if is_retry and one.digest == digest)
             if (call := next(earlier, None)) is None:
                 call = Call(request, digest)
                 if refusal := self._counted():
@@ -104,16 +101,14 @@ class Session:
         self._requests += 1
         if self.closed:
             return _ended()
-        if len(self.answered) >= self.max_turns:
-            self.out_of_turns += 1
-            why, code = f"the agent has made its {self.max_turns} calls (max_turns)", "turn_limit"
-            ends = self.out_of_turns == MAX_REFUSALS
-        elif self._requests > self.max_requests:
-            why, code, ends = f"more than max_requests={self.max_requests}", "request_limit", True
-        else:
-            return None
-        if ends:
+        why, code = f"the agent has made its {self.max_turns} calls (max_turns)", "turn_limit"
+        if self._requests > self.max_requests:
+            why, code = f"more than max_requests={self.max_requests}", "request_limit"
             self.end(AgentEnd(error=AgentError(why, "request limit")))
+        elif len(self.answered) < self.max_turns:
+            return None
+        else:
+            self.out_of_turns += 1
         return RefusedRequestError(f"the episode is over: {why}", code=code, status=404)
 
     def next(self) -> Call | AgentEnd:
@@ -134,8 +129,9 @@ class Session:
     def answer(self, call: Call, response: ChatResponse) -> None:
         """Answer a request by the model's response."""
         with self._lock:
-            calls_before = sum(len(completion.response.tool_calls) for _, completion in self.answered)
-            completion = Completion(response, len(self.answered) + 1, calls_before)
+            before = sum(len(completion.response.tool_calls) for _, completion in self.answered)
+            calls = tuple({**call, "id": f"call_{n}"} for n, call in enumerate(response.tool_calls, before + 1))
+            completion = Completion(replace(response, tool_calls=calls), len(self.answered) + 1)
             self.answered.append((call.request, completion))
             call.answer.set_result(completion)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
-import io
 import os
 import re
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from fnmatch import translate
@@ -19,11 +16,9 @@ from pathlib import Path
 
 from ..utils.options import require
 
-# Names of files and folders that are no part of a state or a diff: caches, and what version control keeps.
-IGNORED = (".git", ".hg", ".venv", "node_modules", "__pycache__", ".*_cache", "*.pyc", ".coverage", "*.egg-info")
-_IGNORED = re.compile("|".join(map(translate, IGNORED)))
+# Names of files and folders that are no part of a state or a diff: of version control, caches, of agents.
+IGNORED = (".git", ".venv", "node_modules", "__pycache__", ".*_cache", "*.pyc", ".coverage", "*.egg-info", ".aider*")
 MAX_DIFF_CHARACTERS = 50_000
-MAX_DIFF_PAIRS = 4_000_000  # of lines that are compared; of files with more, a diff has only the name
 MAX_FILE_BYTES = 2**20  # of a file that a diff shows line by line
 _RECENT_NS = 100_000_000  # two changes within a tick of the system's clock look like one
 MAX_BYTES = 2**26  # of a file; of a larger one, as many at its beginning are part of the state
@@ -36,20 +31,21 @@ class Workspace:
         source: the folder. It is not changed. It has no link that leads out of it or is absolute, since the agent
             would change what it leads to, and no `.git` file, as git's worktrees and submodules have: `G2POError`.
         folder: where the copy is made; must not exist.
+        ignore: names of files and folders that are no part of a state or a diff, beyond `IGNORED`.
     """
 
-    def __init__(self, source: Path, folder: Path):
+    def __init__(self, source: Path, folder: Path, ignore: Iterable[str] = ()):
+        self._ignored = re.compile("|".join(map(translate, (*IGNORED, *ignore))))
         require(source.is_dir(), "workspace", str(source), "give a folder that exists")
         self.source, self.folder = source.resolve(), folder
         git = source / ".git"
         remedy = "its .git is a file or a link, as in a worktree or submodule: give a clone"
         require(not git.is_symlink() and not git.is_file(), "workspace", str(source), remedy)
-        for name in filter(lambda name: (self.source / name).is_symlink(), _files(self.source)):
+        for name in filter(lambda name: (self.source / name).is_symlink(), _files(self.source, self._ignored)):
             target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(self.source / name)))
             leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")
-        reflink = ["--reflink=auto"] if sys.platform == "linux" else []
-        copied = subprocess.run(["cp", "-a", *reflink, "--", self.source, folder], stderr=subprocess.PIPE)
+        copied = subprocess.run(["cp", "-a", "--reflink=auto", "--", self.source, folder], stderr=subprocess.PIPE)
         require(not copied.returncode, "workspace", str(source), copied.stderr.decode("utf-8", "replace").strip())
         self._digests: dict[tuple, bytes] = {}
 
@@ -57,7 +53,7 @@ class Workspace:
         """Return a digest of the names and contents of all files except `IGNORED`; only changed ones are read."""
         state, now, known = hashlib.blake2b(digest_size=16), time.time_ns(), self._digests
         self._digests = {}
-        for name in _files(self.folder):
+        for name in _files(self.folder, self._ignored):
             path = os.path.join(self.folder, name)
             with contextlib.suppress(OSError):  # removed meanwhile, or closed
                 seen = os.lstat(path)
@@ -69,10 +65,9 @@ class Workspace:
         return state.hexdigest()
 
     def restore(self, patterns: Iterable[str]) -> None:
-        """Restore files from the source, such as tests that must not be changed; also caches.
+        """Restore files from the source, such as tests, and remove matching ones that it does not have; also caches.
 
-        Patterns are of names relative to the folder, as `tests` (and all below), `test_*.py`, or `**/test_*.py` in any
-        folder. Matching files that the source does not have are removed.
+        Patterns are of names relative to the folder: `tests` (and all below), `test_*.py`, or `**/test_*.py` anywhere.
         """
         patterns = list(patterns)
         _be_folder(self.folder)
@@ -88,7 +83,7 @@ class Workspace:
 
     def diff(self) -> str:
         """Return the differences from the source, as a unified diff of about `MAX_DIFF_CHARACTERS` at most."""
-        sides = {folder: set(_files(folder)) for folder in (self.source, self.folder)}
+        sides = {folder: set(_files(folder, self._ignored)) for folder in (self.source, self.folder)}
         text = ""
         for name in sorted(set.union(*sides.values())):
             text += _change(name, *(folder / name if name in side else None for folder, side in sides.items()))
@@ -102,21 +97,20 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
     patterns = [os.path.normpath(pattern) for pattern in patterns]
     patterns += [pattern.removeprefix("**/") for pattern in patterns]
     wanted = re.compile("|".join(translate(form) for pattern in patterns for form in (pattern, f"{pattern}/*")))
-    return [name for name in _files(folder, all_names=True) if patterns and wanted.match(name)]
+    return [name for name in _files(folder) if patterns and wanted.match(name)]
 
 
 def _be_folder(path: Path) -> None:
-    """Have a folder at this path, in place of anything else."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         path.mkdir()
 
 
-def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
-    """Yield the names of files and links below a folder, in an order, without `IGNORED` unless `all_names`."""
+def _files(folder: Path, ignored: re.Pattern[str] | None = None) -> Iterator[str]:
+    """Yield the names of files and links below a folder, in an order, without what is ignored."""
     for root, folders, files in os.walk(folder) if not os.path.islink(folder) else ():
-        if not all_names:
-            folders[:], files = ([name for name in names if not _IGNORED.match(name)] for names in (folders, files))
+        if ignored:
+            folders[:], files = ([name for name in names if not ignored.match(name)] for names in (folders, files))
         folders.sort()
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]  # not walked into
         yield from (os.path.relpath(os.path.join(root, name), folder) for name in sorted([*files, *links]))
@@ -139,15 +133,12 @@ def _read(path: str | Path | None) -> tuple[bytes, bytes]:
 
 def _change(name: str, old: Path | None, new: Path | None) -> str:
     """Return the unified diff of a file, or that it differs if it is large, not text, or not a file."""
-    name, sides, lines = os.fsencode(name).decode("utf-8", "replace"), (_read(old), _read(new)), []
+    name, sides = os.fsencode(name).decode("utf-8", "replace"), (_read(old), _read(new))
     if sides[0] == sides[1]:
         return ""
-    for kind, content in sides:
-        if kind.startswith((b"none", b"file")) and len(content) <= MAX_FILE_BYTES:
-            with contextlib.suppress(UnicodeDecodeError):
-                lines.append(list(io.StringIO(content.decode(), newline="\n")))
-    if len(lines) < 2 or lines[0] == lines[1] or len(lines[0]) * len(lines[1]) > MAX_DIFF_PAIRS:
-        return f"File {name} differs\n"
-    names = "/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}"
-    changes = difflib.unified_diff(*lines, *names)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in changes)
+    made = b""
+    if all(kind.startswith((b"none", b"file")) and len(content) <= MAX_FILE_BYTES for kind, content in sides):
+        paths = [os.devnull if path is None else os.fspath(path) for path in (old, new)]
+        labels = [f"-L{os.devnull if path is None else f'{side}/{name}'}" for side, path in (("a", old), ("b", new))]
+        made = subprocess.run(["diff", "-u", *labels, *paths], stdout=subprocess.PIPE).stdout
+    return made.decode("utf-8", "replace") if made.startswith(b"---") else f"File {name} differs\n"

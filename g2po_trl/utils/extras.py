@@ -9,7 +9,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from types import ModuleType
 
-_BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "openenv"}  # module -> package
+_BROUGHT_BY = {"google": "google-genai", "textworld": "alfworld", "websockets": "openenv"}  # module -> package
 
 
 @cache

@@ -238,7 +238,7 @@ def test_an_agent_that_asks_for_ever_after_its_last_turn(monkeypatch):
             with contextlib.suppress(Exception):
                 ask_plainly(client, "more")
 
-    monkeypatch.setattr(session, "MAX_REFUSALS", 5)
+    monkeypatch.setattr(session, "MAX_REFUSED", 5)
     monkeypatch.setattr(agent_module, "END_SECONDS", 0.1)
     _, end = play(agent, [says("")] * 2, max_turns=2)
     over.set()

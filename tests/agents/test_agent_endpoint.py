@@ -5,21 +5,18 @@ import http.client
 import json
 import socket
 import threading
-import time
-from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
 from scripted_agents import ADD, calls, says, wait_until
 
 from g2po_trl.agents import endpoint, loopback
-from g2po_trl.agents.dialects import chat_completions
+from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError
 from g2po_trl.agents.endpoint import running_endpoint
 from g2po_trl.agents.session import AgentEnd
 from g2po_trl.prompts.conversation import ChatResponse
 
-parse = partial(chat_completions.parse, headers={})
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -98,7 +95,7 @@ def read(**fields):
 def test_what_a_request_becomes():
     plain = read(n=1, logprobs=False, stop=None, tools=[], response_format={"type": "text"}, user="me", store=False)
     assert (plain.chat.tools, plain.chat.stop, plain.chat.max_tokens, plain.ignored) == (None, (), None, ())
-    assert not plain.stream and not plain.fields["include_usage"]
+    assert not plain.stream
     assert read(stop="x").chat.stop == ("x",) and read(stop=["Thought:", "y"]).chat.stop == ("Thought:", "y")
     assert read(max_tokens=5).chat.max_tokens == read(max_tokens=9, max_completion_tokens=5).chat.max_tokens == 5
     given = read(tools=[ADD], tool_choice="required", temperature=0, model="gpt-9", frobnicate=1)
@@ -160,11 +157,10 @@ def test_keys_and_paths(session):
     connection = http.client.HTTPConnection(*address())
     # Of the two keys that a client may send, one is that of the episode.
     keys = {"x-api-key": session.key}, {"Authorization": f"Bearer {session.key}", "x-api-key": "mine"}
-    for path, expected, key in (("/v1/models", "list", keys[0]), ("/v1/models/policy", "model", keys[1])):
-        connection.request("GET", path, headers=key)
-        assert json.loads(connection.getresponse().read())["object"] == expected
-    connection.request("GET", "/v1/models")
-    assert connection.getresponse().status == 401
+    for key, status in ((keys[0], 404), (keys[1], 404), ({}, 401)):
+        connection.request("GET", "/v1/models", headers=key)
+        answer = connection.getresponse()
+        assert answer.status == status and json.loads(answer.read())["error"]["message"]
     assert running_endpoint() is running_endpoint() and session.key not in repr(running_endpoint())
 
 
@@ -187,48 +183,22 @@ def status_of(connection):
 
 
 def test_a_stranger_costs_little(session, monkeypatch):
-    """Without a key no body is read, whatever its length; and connections without one make room for others."""
+    """Without a key no body is read, whatever its length, and a head is waited for for a time."""
     with connected(None, f"Content-Length: {2**26}", body=b"x" * 2**20) as stranger:
         assert status_of(stranger) == 401
     with connected(session, f"Content-Length: {'9' * 5000}") as connection:
         assert status_of(connection) == 400
     with contextlib.suppress(ConnectionError), connected(None, f"Header: {'x' * 2**20}") as stranger:
         assert status_of(stranger) == 400
-    monkeypatch.setattr(loopback, "MAX_SILENT", 3)
-    monkeypatch.setattr(loopback, "SILENT_SECONDS", 0.1)
-    strangers = []
-    for _ in range(5):
-        strangers.append(socket.create_connection(address(), timeout=10))
-        time.sleep(0.15)
-    asking = Asking(session)
-    respond(session, says("hi"))
-    assert asking.result()[0] == 200
-    assert [status_of(one) for one in strangers[:3]] == [None] * 3, "the oldest were closed"
-    for one in strangers:
-        one.close()
-
-
-@pytest.mark.parametrize("part", ["head", "body"])
-def test_a_request_that_arrives_byte_by_byte_is_not_waited_for(session, monkeypatch, part):
     monkeypatch.setattr(loopback, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.3)
-    slow = connected(session, "Content-Length: 1000")
-    if part == "head":
-        slow.close()
-        slow = socket.create_connection(address(), timeout=10)
-    for _ in range(10):
-        with contextlib.suppress(OSError):
-            slow.sendall(b"x")
-        time.sleep(0.05)
-    assert status_of(slow) == (None if part == "head" else 408)
-    slow.close()
-    wait_until(lambda: len(session.refused) == 1)
+    with socket.create_connection(address(), timeout=10) as stranger:
+        stranger.sendall(b"x")
+        assert status_of(stranger) is None
 
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 1000)
-    assert Asking(session, b"{}", **{"Content-Encoding": "gzip"}).result()[0] == 415 and len(session.refused) == 1
-    assert Asking(session, b" " * 1100).result()[0] == 413 and len(session.refused) == 2
+    assert Asking(session, b" " * 1100).result()[0] == 413 and len(session.refused) == 1
 
 
 def in_the_session(session, number):
@@ -236,12 +206,8 @@ def in_the_session(session, number):
     wait_until(lambda: sum(call.clients for call in session._calls) == number)
 
 
-NAME = {"Idempotency-Key": "mine"}
-
-
-@pytest.mark.parametrize(("first", "again"), [({}, {"x-stainless-retry-count": "1"}), (NAME, NAME)])
-def test_a_retry_gets_the_same_answer(session, first, again):
-    asked = [Asking(session, **first)]
+def test_a_retry_gets_the_same_answer(session):
+    asked, again = [Asking(session)], {"x-stainless-retry-count": "1"}
     in_the_session(session, 1)
     asked.append(Asking(session, **again))
     in_the_session(session, 2)

@@ -2,13 +2,14 @@
 
 import base64
 import json
+from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
 from scripted_agents import calls, play, says
 
 from g2po_trl.agents.dialects import ROUTES
-from g2po_trl.agents.dialects.request import Completion, RefusedRequestError
+from g2po_trl.agents.dialects.request import Completion, RefusedRequestError, to_stream
 from g2po_trl.prompts.conversation import ChatResponse, message_text
 from g2po_trl.utils.images import as_picture
 
@@ -39,13 +40,21 @@ def talk_of(request):
     for message in request.messages:
         calls = [(one["id"], *one["function"].values()) for one in message.get("tool_calls", ())]
         made = "".join(f" {id}={name}{json.dumps(arguments)}" for id, name, arguments in calls)
-        who = f"{message['name']}/{message['tool_call_id']}" if message["role"] == "tool" else message["role"]
+        who = "/".join(message[name] for name in ("name", "tool_call_id") if name in message) or message["role"]
         talk.append(f"{who}: {message['content']}{made}")
     return talk
 
 
+GOOGLE = "models/policy:generateContent"
+
+
+def served(route):
+    """The dialect of a route, and its reader."""
+    return next(ROUTES[one] for one in ROUTES if fnmatchcase(f"POST /v1/{route}", one))
+
+
 def request_of(route, **data):
-    return ROUTES[f"POST /v1/{route}"][1](json.dumps(data).encode(), {})
+    return served(route)[1](json.dumps(data).encode())
 
 
 def by_responses(task, client):
@@ -135,6 +144,78 @@ def test_messages_by_anthropic():
     assert end.info["input"] == {"a": 2}
 
 
+def by_google(task, client):
+    """Calls two tools, sends their results and an image, then streams, fails, and counts."""
+    types, errors = (pytest.importorskip(f"google.genai.{name}") for name in ("types", "errors"))
+    google, text = client.gemini(), types.Part.from_text  # which closes its connections when it is collected
+    model = google.models
+    older = types.Schema(type="OBJECT", properties={"a": types.Schema(type="INTEGER")})
+    add = types.FunctionDeclaration(name="add", description="Add.", parameters=older)
+    again = types.FunctionDeclaration(name="again", parameters_json_schema=NUMBER)
+    own = [types.Tool(function_declarations=[add, again]), types.Tool(google_search=types.GoogleSearch())]
+    given = {"system_instruction": "Be brief.", "tools": own, "stop_sequences": ["END"], "max_output_tokens": 50}
+    given |= {"temperature": 0.3, "thinking_config": types.ThinkingConfig(include_thoughts=True)}
+    talk = [types.Content(role="user", parts=[text(text="What is 1 + 2?")])]
+    first = model.generate_content(model=client.model, contents=talk, config=given)
+    answers = zip(first.function_calls, ({"result": "3"}, {"sum": 4}))
+    results = [types.Part.from_function_response(name=one.name, response=answer) for one, answer in answers]
+    thought, image = types.Part(text="…", thought=True), types.Part.from_bytes(data=FIRST.png, mime_type="image/png")
+    talk += [first.candidates[0].content, types.Content(role="user", parts=results)]
+    talk += [types.Content(role="model", parts=[thought, text(text="So?")]), types.Content(role="user", parts=[image])]
+    second = model.generate_content(model=client.model, contents=talk, config=given)
+    third = list(model.generate_content_stream(model=client.model, contents="Once more.", config=given))
+    wanted = {"response_mime_type": "application/json", "response_json_schema": {"title": "sum"}}
+    fourth = model.generate_content(model=client.model, contents="JSON", config=wanted)
+    with pytest.raises(errors.ClientError) as raised:
+        model.generate_content(model=client.model, contents="a", config={"candidate_count": 2})
+    assert (raised.value.code, raised.value.status) == (400, "INVALID_ARGUMENT")
+    count = model.count_tokens(model=client.model, contents="word " * 100)
+    assert 100 < count.total_tokens < 200 and first.usage_metadata.total_token_count == 0
+    calls = [(one.id, one.name, one.args) for made in (first, *third) for one in made.function_calls or ()]
+    ends = [one.candidates[0].finish_reason.name for one in (first, second, *third, fourth)]
+    return 1.0, True, {"calls": calls, "ends": ends, "texts": [second.text, third[-1].text], "parsed": fourth.parsed}
+
+
+def test_generate_content_by_google():
+    script = [calls(("add", {"a": 1}), ("again", {"a": 2}), content="I add."), says("3", finish_reason="length")]
+    seen, end = play(by_google, [*script, calls(("add", {"a": 3}), content="Again."), says('{"sum": 3}')])
+    made = ['assistant: I add. call_1=add{"a": 1} call_2=again{"a": 2}', "add: 3", 'again: {"sum": 4}']
+    assert talk_of(seen[0].request) == ["system: Be brief.", ASKED]
+    assert talk_of(seen[1].request)[2:] == [*made, "assistant: So?", "user: \ufffc"]
+    assert seen[1].request.messages[-1]["images"] == [FIRST] and "sum" in seen[3].request.messages[0]["content"]
+    first = seen[0].request
+    assert tools_of(first) == [("add", "Add.", NUMBER), ("again", "", NUMBER)]
+    assert (first.stop, first.max_tokens) == (("END",), 50)
+    assert end.info["ignored_fields"] == ["contents.thought", "temperature", "thinkingConfig", "tools.googleSearch"]
+    assert end.info["calls"] == [
+        ("call_1", "add", {"a": 1}),
+        ("call_2", "again", {"a": 2}),
+        ("call_3", "add", {"a": 3}),
+    ]
+    assert (end.info["ends"], end.info["texts"]) == (["STOP", "MAX_TOKENS", "STOP", "STOP"], ["3", "Again."])
+    assert end.info["parsed"] == {"sum": 3} and end.info["refused_requests"] == 1
+
+
+def test_tools_are_offered_once_they_are_found():
+    """As Claude Code searches for tools; what Anthropic's own search found is left out."""
+    later = [
+        {"name": name, "defer_loading": True, "input_schema": NOTHING} for name in ("fetch", "DeferredToolPlaceholder")
+    ]
+    search = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
+    references = [{"type": "tool_reference", "tool_name": "fetch"}, {"type": "text", "text": "found"}]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": references}
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [search]}]
+    theirs = [{"type": "server_tool_use", "id": "s"}, {"type": "tool_search_tool_result", "content": {}}]
+    for talk, names in (
+        (asked, ["add"]),
+        ([*asked, {"role": "user", "content": [result, *theirs]}], ["add", "fetch"]),
+    ):
+        request = request_of("messages", messages=talk, tools=[*ANTHROPIC_TOOLS, *later])
+        assert [tool["function"]["name"] for tool in request.chat.tools] == names
+    assert request.chat.messages[-1]["content"] == "fetch\nfound"
+    assert request.ignored[:2] == ("messages.server_tool_use", "messages.tool_search_tool_result")
+
+
 FIRST, SECOND = (as_picture(np.full((4, 4, 3), shade, np.uint8)) for shade in (0, 200))
 
 
@@ -199,6 +280,8 @@ def test_images_that_are_refused(route, part):
 
 SAID = {"role": "user", "content": "a"}
 REQUESTS = {"chat/completions": {"messages": [SAID]}, "responses": {"input": "a"}, "messages": {"messages": [SAID]}}
+REQUESTS |= {GOOGLE: {"contents": [{"parts": [{"text": "a"}]}]}}
+NO_PARTS = (3, {}, {"text": 3}, {"functionCall": 3}, {"fileData": {}})
 UNNAMED_FORM = {"type": "json_schema"}
 
 
@@ -229,6 +312,12 @@ def with_part(part):
         ("messages", "tools", [[{}]]),
         ("messages", "thread", ["new"]),
         ("messages", "compaction", [{"type": "x"}]),
+        (GOOGLE, "contents", [None, [], ["a"], [{"parts": None}], [{"role": "robot", "parts": [{"text": "a"}]}]]),
+        (GOOGLE, "contents", [[{"parts": [part]}] for part in NO_PARTS]),
+        (GOOGLE, "tools", [3, [{"functionDeclarations": [{}]}]]),
+        (GOOGLE, "cachedContent", ["a"]),
+        (GOOGLE, "generationConfig", [3]),
+        (GOOGLE, "responseMimeType", ["text/x.enum"]),
     ],
 )
 def test_what_cannot_be_answered_is_refused(route, field, values):
@@ -239,6 +328,7 @@ def test_what_cannot_be_answered_is_refused(route, field, values):
 
 
 FORM = {"type": "json_schema", "schema": {}}
+GOOGLE_TOOL = {"function_declarations": [{"name": "add"}]}
 MADE = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]}
 FAILED = with_part({"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True})
 
@@ -257,6 +347,10 @@ FAILED = with_part({"type": "tool_result", "tool_use_id": "1", "content": "no", 
         ("responses", {"text": {"verbosity": "low"}}, "text"),
         ("responses", {"text": 3}, "text"),
         ("responses", {"include": ["message.output_text.logprobs"]}, "include"),
+        (GOOGLE, {"contents": [{"parts": [{"executable_code": {}}, {"text": "a"}]}]}, "contents.executableCode"),
+        (GOOGLE, {"tool_config": {"function_calling_config": {"mode": "NONE"}}, "tools": [GOOGLE_TOOL]}, None),
+        (GOOGLE, {"tool_config": {"function_calling_config": {"mode": "ANY"}}}, "toolConfig"),
+        (GOOGLE, {"generation_config": {"response_mime_type": "application/json"}}, "responseMimeType"),
         ("chat/completions", {"messages": [{**SAID, "name": "ann"}]}, "messages.name"),
         ("chat/completions", {"messages": [{**SAID, "role": "tool", "name": "ann"}]}, None),
     ],
@@ -330,6 +424,10 @@ ANSWERS = {
     ),
     "responses": (lambda body: body["incomplete_details"]["reason"], lambda body: body["output"][0]["arguments"]),
     "messages": (lambda body: body["stop_reason"], lambda body: body["content"][0]["input"]["arguments"]),
+    GOOGLE: (
+        lambda body: body["candidates"][0]["finishReason"].lower(),
+        lambda body: body["candidates"][0]["content"]["parts"][0]["functionCall"]["args"]["arguments"],
+    ),
 }
 
 
@@ -341,13 +439,13 @@ def test_what_each_dialect_writes(route):
     """
 
     def completion(text, arguments=None, end="tool_calls"):
-        made = [{"type": "function", "function": {"name": "add", "arguments": arguments}}] * (arguments is not None)
-        return dialect.answer(Completion(ChatResponse(text, tuple(made), end), 1, 0), request)
+        made = [{"id": "call_1", "function": {"name": "add", "arguments": arguments}}] * (arguments is not None)
+        return dialect.answer(Completion(ChatResponse(text, tuple(made), end), 1), request)
 
-    dialect, (end_of, arguments_of) = ROUTES[f"POST /v1/{route}"][0], ANSWERS[route]
+    dialect, (end_of, arguments_of) = served(route)[0], ANSWERS[route]
     request, text = request_of(route, **REQUESTS[route]), "a\u2028b\u2029c\x85d\x1ce\x0bf"
     assert end_of(completion("cut", end="length")) in ("length", "max_tokens", "max_output_tokens")
     assert arguments_of(completion("", "1 +")) == "1 +"
     assert dialect.error(RefusedRequestError("stop is 3", "stop", status=404))["error"]["message"] == "stop is 3"
-    lines = dialect.stream(completion(text, {"ä": text}), request).decode().splitlines()
+    lines = to_stream(dialect.events(completion(text, {"ä": text}))).splitlines()
     assert all(line.startswith(("data: ", "event: ")) for line in lines if line)

@@ -15,6 +15,7 @@ from scripted_agents import ASKING, ask, play, running, says
 
 from g2po_trl import AgentCommand
 from g2po_trl.agents import program
+from g2po_trl.agents.session import AgentError
 from g2po_trl.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 
 # Runs each answer as a shell command, as coding agents do, until the model says "done".
@@ -135,7 +136,7 @@ def test_a_diff_names_what_changed(source, tmp_path):
     (workspace.folder / "add.py").write_text("def add(a, b):\n    return a + b")
     (workspace.folder / "data").unlink()
     (workspace.folder / "new.txt").write_text("one\u2028line\r\n")
-    (workspace.folder / "table").write_text("0\n" * 10_000)
+    (workspace.folder / "table").write_text("0\n" * 2**20)
     assert workspace.diff().split("\n") == [
         *("--- a/add.py", "+++ b/add.py", "@@ -1,2 +1,2 @@", " def add(a, b):", "-    return a - b"),
         *("+    return a + b", "\\ No newline at end of file", "File data differs"),
@@ -175,6 +176,32 @@ def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
     assert len(set(keys)) == len(keys) and files[3] == files[4] != files[2] and other[1:] == keys[3:]
 
 
+def test_files_that_are_ignored_are_no_part_of_states_and_diffs(command):
+    made = command(ignore=["*.log", "notes"])
+    script = [
+        says("mkdir notes && touch .aider.tags notes/a b.log; echo ok"),
+        says("date > c.log; echo ok"),
+        says("done"),
+    ]
+    seen, end = play(made, script)
+    assert len({json.loads(one.state_key)["files"] for one in seen}) == 1 and end.info["diff"] == ""
+
+
+def test_a_verification_that_takes_too_long_is_an_error(command):
+    """And no failure of the model, which may have done what it was asked for."""
+    with pytest.raises(TimeoutError, match="verify"):
+        play(command("sleep 61.39", verify_timeout=1), [says("done")])
+    assert not running("61.39")
+
+
+@pytest.mark.parametrize("verify", ["true", lambda returncode: 1.0])
+def test_a_program_that_never_asks_says_its_last_words(command, verify):
+    made = command(verify)
+    made.words = ["sh", "-c", "echo no such option >&2; exit 3"]
+    with pytest.raises(AgentError, match="exit status 3: no such option"):
+        play(made, [])
+
+
 def test_the_folder_itself_does_not_change(command, source):
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     _, end = play(command(), [says("rm -rf * && touch mine"), says("done")])
@@ -197,7 +224,6 @@ def test_rewards(command, source):
         (lambda folder: (folder / "add.py").stat().st_size, "true", 32),
         ("./check.sh", "true", 1.0),
         ("./check.sh", "rm -r $PWD", 0.0),
-        ("sleep 61.37", "true", 0.0),
     ):
         _, end = play(command(verify, verify_timeout=2), [says(said), says("done")])
         assert end.reward == reward and (said != "true" or end.info["diff"] == "")
@@ -246,10 +272,14 @@ def test_a_program_that_kills_its_supervisor_leaves_nothing(command, tmp_path, e
 
 def test_variables_of_the_program_and_of_what_verifies_it(command, source, monkeypatch):
     """Home, temporary files and settings are the episode's; what verifies has no key."""
-    for name in ("GIT_DIR", "XDG_CONFIG_HOME", "CODEX_HOME"):
+    for name in ("GIT_CONFIG_GLOBAL", "XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CODE_USE_BEDROCK"):
         monkeypatch.setenv(name, str(source))
     shown = 'python -c \'import os; print(*(os.environ[n] for n in ("HOME", "TMPDIR", "PWD", "EPISODE_FOLDER")))\''
-    seen, end = play(command("env"), [says(shown), says("env"), says("done")])
+    files = {".tool/settings": "$NONE $OPENAI_BASE_URL"}
+    script = [says(text) for text in (shown, "env", "cat $HOME/.tool/settings; echo; echo $OPENAI_BASE_URL", "done")]
+    seen, end = play(command("env", files=files), script)
+    written, url = seen[3].text.removeprefix("user: ").splitlines()
+    assert written == f"$NONE {url}"
     home, temporary, folder, episode = seen[1].text.removeprefix("user: ").split()
     assert [home, temporary, folder] == [f"{episode}/{name}" for name in ("home", "tmp", "workspace")]
     assert not os.path.exists(episode) and str(source) not in seen[2].text
@@ -270,12 +300,6 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     assert end.terminated and end.reward == 0 and end.info["success"] is False
     assert reason in end.info["failure_reason"] and "diff" in end.info
     assert not running("61.37")
-
-
-@pytest.mark.parametrize("verify", ["no_such_program -q", "./none.sh", "/none/check", "./add.py"])
-def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command, verify):
-    with pytest.raises(FileNotFoundError):
-        play(command(verify=verify), [])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
@@ -305,6 +329,10 @@ def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
         (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
         (shutil.rmtree, {}, "workspace"),
         (lambda source: None, {"restore": ["test"]}, "restore"),
+        *(
+            (str, {"verify": name}, "verify")
+            for name in ("no_such_program -q", "./none.sh", "/none/check", "./add.py")
+        ),
         (lambda source: (source / "data").write_bytes(bytes(range(256)) * 8000), {"max_disk_mb": 1}, "max_disk_mb"),
     ],
 )
@@ -322,6 +350,7 @@ def test_what_is_refused_before_the_agent_asks(command, source, change, options,
         ({"verify": lambda task, answer: 1}, "verify"),
         ({"verify": "true"}, "verify"),
         ({"restore": ["tests"]}, "restore"),
+        *((given, "files") for given in ({"files": {"a": "b"}}, {"workspace": ".", "files": {"../a": "b"}})),
         ({"workspace": "{a.b}"}, "workspace"),
         *(({"workspace": ".", "restore": [pattern]}, "restore") for pattern in ("../tests", "/tests")),
         *(({"timeout": value}, "timeout") for value in (0, True, float("nan"))),

@@ -4,20 +4,20 @@ A dialect is a module with these names. To add a dialect, write the module and a
 
 | Name | |
 | --- | --- |
-| `ROUTES` | "METHOD /path" -> function of (body, headers) |
+| `ROUTES` | "METHOD /path", where `*` is any text -> function of the body |
 | `answer(completion, request)` | returns the response, as JSON data |
-| `stream(answer, request)` | returns the response as server-sent events |
+| `events(answer)` | yields the response as server-sent events, JSON data each |
 | `error(refusal)` | returns an error, as JSON data |
 | `KEY_HEADER` | header with the key, and what precedes the key in it |
 | `VARIABLES` | environment variable of its clients -> attribute of `AgentClient` |
 
-A route's function gets the decompressed body, and the headers by their names in lower case. It returns an
-`AgentRequest`, which is a step, or an answer that needs no model, as JSON data, or raises `RefusedRequestError`.
+A route's function returns an `AgentRequest`, which is a step, or an answer that needs no model, as JSON data.
 """
 
-from . import chat_completions, messages, responses
+from . import chat_completions, generate_content, messages, responses
 
-DIALECTS = (chat_completions, responses, messages)  # the first one's error is what a client gets at an unknown path
+# The first one's error is what a client gets at an unknown path.
+DIALECTS = (chat_completions, responses, messages, generate_content)
 KEY_HEADERS = {dialect.KEY_HEADER for dialect in DIALECTS}
 VARIABLES = {name: part for dialect in DIALECTS for name, part in dialect.VARIABLES.items()}
 ROUTES = {route: (dialect, read) for dialect in DIALECTS for route, read in dialect.ROUTES.items()}

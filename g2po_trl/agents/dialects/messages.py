@@ -7,35 +7,24 @@ What a chat template cannot express (thinking, marks of caches, Anthropic's tool
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...prompts.conversation import Message
-from .request import (
-    CHAT_FIELDS,
-    MODEL,
-    AgentRequest,
-    Completion,
-    LeftOut,
-    RefusedRequestError,
-    demand,
-    function_tool,
-    named_events,
-    read_fields,
-)
+from .request import CHAT_FIELDS, MODEL, AgentRequest, Completion, LeftOut, demand, function_tool, read_fields
 
 _READ = ("max_tokens", "messages", "output_config", "stop_sequences", "stream", "system", "thread", "tools")
 _REFUSED = {"compaction": (None, "shorten the messages")}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
-LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
-_CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
+_UNCACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload", "compaction")
 KEY_HEADER = ("x-api-key", "")
 VARIABLES = {"ANTHROPIC_MODEL": "model", "ANTHROPIC_SMALL_FAST_MODEL": "model"}
 VARIABLES |= {"ANTHROPIC_BASE_URL": "anthropic_url", "ANTHROPIC_API_KEY": "api_key"}
 
 
-def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
+def parse(body: bytes) -> AgentRequest:
     """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
     data, ignored = read_fields(body, _READ, _REFUSED)
     messages, thread = read_messages(data, ignored), data.get("thread", {"type": "create"})
@@ -44,14 +33,11 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     kind = thread.get("type") if isinstance(thread, dict) else None
     demand(kind in ("create", "continue"), "thread", thread, "give the type create or continue")
     after = thread.get("previous_message_id", "") if kind == "continue" else None
-    chat = {
-        "messages": messages,
-        "tools": read_tools(data.get("tools", []), ignored),
-        "stop": data.get("stop_sequences", []),
-        "max_tokens": data.get("max_tokens"),
-    }
+    contents = [one["content"] for one in messages if isinstance(one["content"], list)]
+    found = {str(part.get("tool_name")) for content in contents for part in content if isinstance(part, dict)}
+    names, tools = ("stop_sequences", "max_tokens"), read_tools(data.get("tools", []), ignored, found)
     schema = ignored.schema("output_config", data.get("output_config", {}))
-    return AgentRequest.of(data, ignored, chat, schema=schema, after=after, in_thread=True)
+    return AgentRequest.of(data, ignored, messages, tools, *names, schema=schema, after=after, in_thread=True)
 
 
 def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
@@ -81,8 +67,11 @@ def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
                 yield {"role": role, "content": parts}
             parts, has_results = [], True
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
-        elif kind in LEFT_OUT:
+            named = {"tool_call_id": block.get("tool_use_id"), "name": block.get("name")}
+            shown = block.get("content")
+            shown = [_named(part) for part in shown] if isinstance(shown, list) else shown
+            yield {"role": "tool", **named, "content": shown}
+        elif kind in LEFT_OUT or str(kind).endswith("_tool_result"):  # of a tool that Anthropic runs
             ignored.add(f"messages.{kind}")
         else:
             parts.append(block)
@@ -90,41 +79,41 @@ def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
         yield {"role": role, "content": parts, **kept, **({"tool_calls": calls} if calls else {})}
 
 
-def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
-    """Return the functions among tools as chat templates take them."""
+def _named(part: Any) -> Any:
+    """Return a part of a result: the name in place of a reference to a tool that was found."""
+    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference"
+    return {**part, "type": "text", "text": part.get("tool_name")} if is_reference else part
+
+
+def read_tools(tools: Any, ignored: LeftOut, found: Collection[str]) -> list[dict[str, Any]]:
+    """Return the functions among tools as chat templates take them; those with `defer_loading` once they are found."""
     functions = []
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:
             ignored.add(f"tools.{tool['type']}")
-            continue
-        functions.append(function_tool(tool, f"tools[{index}]", "input_schema"))
+        elif not isinstance(tool, dict) or not tool.get("defer_loading") or tool.get("name") in found:
+            functions.append(function_tool(tool, f"tools[{index}]", "input_schema"))
     return functions
 
 
-def count_tokens(body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the answer to `POST /v1/messages/count_tokens`: a rough number, by characters."""
-    chat = parse(body, headers).chat
-    return {"input_tokens": len(f"{chat.messages}{chat.tools or ''}") // _CHARACTERS_PER_TOKEN}
-
-
-def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
-    """Return a response as server-sent events: its blocks, each with its beginning, content and end."""
+def events(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a response as events: its blocks, each with its beginning, content and end."""
     begun = {"content": [], "stop_reason": None, "usage": {**written["usage"], "output_tokens": 0}}
-    events: list[dict[str, Any]] = [{"type": "message_start", "message": {**written, **begun}}]
+    yield {"type": "message_start", "message": {**written, **begun}}
     for index, block in enumerate(written["content"]):
         if block["type"] == "text":
             start, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             start = {**block, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
-        parts = {"start": {"content_block": start}, "delta": {"delta": delta}, "stop": {}}
-        events += [{"type": f"content_block_{name}", "index": index, **part} for name, part in parts.items()]
+        for name, part in (("start", {"content_block": start}), ("delta", {"delta": delta}), ("stop", {})):
+            yield {"type": f"content_block_{name}", "index": index, **part}
     end = {"stop_reason": written["stop_reason"], "stop_sequence": None}
-    events += [{"type": "message_delta", "delta": end, "usage": written["usage"]}, {"type": "message_stop"}]
-    return named_events(events)
+    yield {"type": "message_delta", "delta": end, "usage": written["usage"]}
+    yield {"type": "message_stop"}
 
 
-def error(refusal: RefusedRequestError) -> dict[str, Any]:
+def error(refusal: Any) -> dict[str, Any]:
     kind = _ERRORS.get(refusal.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None}
 
@@ -133,10 +122,8 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, content = completion.response, []
     if response.content or not response.tool_calls:
         content.append({"type": "text", "text": response.content})
-    for number, name, arguments, _ in completion.calls():
-        # A text is what the model wrote instead of an object, and the protocol has objects alone.
-        arguments = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        content.append({"type": "tool_use", "id": f"call_{number}", "name": name, "input": arguments})
+    for id_, name, arguments, _ in completion.calls():
+        content.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
     return {
         "id": f"msg_{completion.number}",
         "type": "message",
@@ -145,13 +132,11 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
         "content": content,
         "stop_reason": _STOP_REASONS.get(response.finish_reason, "end_turn"),
         "stop_sequence": None,
-        "usage": {
-            "input_tokens": response.prompt_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": response.completion_tokens,
-        },
+        "usage": completion.usage("input_tokens", "output_tokens") | _UNCACHED,
     }
 
 
-ROUTES = {"POST /v1/messages": parse, "POST /v1/messages/count_tokens": count_tokens}
+ROUTES = {
+    "POST /v1/messages": parse,
+    "POST /v1/messages/count_tokens": lambda body: {"input_tokens": parse(body).rough_tokens},
+}

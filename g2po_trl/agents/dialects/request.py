@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...prompts.conversation import ChatRequest, ChatResponse, Message
+from ...prompts.conversation import ChatRequest, ChatResponse
 from ...utils.errors import G2POError
 from ...utils.show import show
 
@@ -23,19 +23,18 @@ _NEUTRAL = {
     "model": (MODEL,),
     "parallel_tool_calls": (True,),
     "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),  # a call cannot be promised
+    "toolConfig": tuple({"functionCallingConfig": {"mode": mode}} for mode in ("AUTO", "VALIDATED", "NONE")),
     "truncation": ("disabled",),
 }
+_NO_TOOLS = ("none", {"type": "none"}, {"functionCallingConfig": {"mode": "NONE"}})
+_CHARACTERS_PER_TOKEN = 4  # roughly: a worker has no tokenizer
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
 class RefusedRequestError(ValueError):
-    """A request that is answered with an error and is not a step of the episode.
+    """A request that is answered with an error and is not a step of the episode. `parameter`: a field of the request.
 
-    Args:
-        message: what is wrong, and what to do.
-        parameter: the field of the request.
-        code: machine-readable name of the error.
-        status: the HTTP status. Clients retry 408, 409, 429 and those from 500; agents around them also 400 and 403.
+    Of HTTP statuses, clients retry 408, 409, 429 and those from 500; agents around them also 400 and 403.
     """
 
     def __init__(self, message: str, parameter: str | None = None, code: str = "invalid_request", status: int = 400):
@@ -60,10 +59,7 @@ class LeftOut(Counter[str]):
         raise RefusedRequestError(why, where.partition("[")[0])
 
     def schema(self, name: str, config: Any) -> dict[str, Any] | None:
-        """Return the JSON schema in the `format` that a field asks for, if it has one.
-
-        The field is left out if it has more, or asks for JSON without a schema: messages ask for it themselves.
-        """
+        """Return the JSON schema in a field's `format`. Others, and JSON that messages ask for, are left out."""
         form = config.get("format") if isinstance(config, dict) else None
         if config not in ({}, {"format": form}) or form == {"type": "json_object"}:
             self.add(name)
@@ -76,27 +72,16 @@ class LeftOut(Counter[str]):
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """A request of an agent.
+    """A request of an agent."""
 
-    Args:
-        asked: what the model is asked, without the schema.
-        ignored: names of fields that the trainer decides otherwise.
-        stream: the response is sent as events.
-        fields: what its dialect needs for the response.
-        after: id of the response that the messages continue; the conversation up to it is not among them.
-        instructions: number of messages at the beginning that a request after this one does not continue.
-        in_thread: it keeps the instructions, tools and schema of the request that `after` answered.
-        schema: JSON schema of the answer, for this request alone.
-    """
-
-    asked: ChatRequest
-    ignored: tuple[str, ...] = ()
+    asked: ChatRequest  # without the schema
+    ignored: tuple[str, ...] = ()  # names of fields that the trainer decides otherwise
     stream: bool = False
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    after: Any = None
-    instructions: int = 0
-    in_thread: bool = False
-    schema: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # what its dialect needs for the response
+    after: Any = None  # id of the response that the messages continue, without those up to it
+    instructions: int = 0  # number of messages at the beginning that a request after this one does not continue
+    in_thread: bool = False  # it keeps the instructions, tools and schema of the request that `after` answered
+    schema: Any = None  # of the answer, for this request alone
 
     @property
     def chat(self) -> ChatRequest:
@@ -109,19 +94,23 @@ class AgentRequest:
         text = _ASK_FOR_SCHEMA.format(schema=json.dumps(self.schema, ensure_ascii=False))
         return replace(self.asked, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any], ignored: LeftOut, chat: dict[str, Any], **fields: Any) -> AgentRequest:
-        """Return the request that a body's fields are; `chat` are arguments of its `ChatRequest`.
+    @property
+    def rough_tokens(self) -> int:
+        """Return a rough number of its tokens, by characters."""
+        return len(f"{self.chat.messages}{self.chat.tools or ''}") // _CHARACTERS_PER_TOKEN
 
-        Raises `RefusedRequestError` for an invalid one.
-        """
-        if data.get("tool_choice") in ("none", {"type": "none"}):
-            chat["tools"] = None
+    @classmethod
+    def of(
+        cls, data: Mapping[str, Any], ignored: LeftOut, messages: Any, tools: Any, stop: str, limit: str, **fields: Any
+    ) -> AgentRequest:
+        """Return the request that a body's fields are; `stop` and `limit` (of tokens) are names of fields."""
+        if data.get("tool_choice", data.get("toolConfig")) in _NO_TOOLS:
+            tools = None
         try:
-            asked = ChatRequest(**chat)
+            asked = ChatRequest(messages, tools, data.get(stop, []), data.get(limit))
         except G2POError as error:
             name = (error.field or "").partition("[")[0]
-            name = "input" if name == "messages" and "input" in data else name
+            name = next((one for one in ("input", "contents") if name == "messages" and one in data), name)
             raise RefusedRequestError(str(error), name) from error
         return cls(asked, tuple(sorted(ignored)), bool(data.get("stream")), **fields)
 
@@ -134,7 +123,7 @@ class AgentRequest:
                 before = earlier.asked.messages[0 if self.in_thread else earlier.instructions :]
                 own, new = self.asked.messages[: self.instructions], self.asked.messages[self.instructions :]
                 kept = earlier if self.in_thread else self
-                messages = [*own, *before, completion.message(), *new]
+                messages = [*own, *before, completion.response.message(), *new]
                 asked = replace(self.asked, messages=messages, tools=kept.asked.tools)
                 return replace(self, asked=asked, schema=self.schema or kept.schema)
         message = f"{show(self.after)} is not a response of this episode: send the messages"
@@ -143,34 +132,32 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class Completion:
-    """The model's response, the `number`-th of its episode, after `calls_before` tool calls.
+    """The model's response, the `number`-th of its episode; its calls have ids.
 
-    Ids made of these contain neither time nor randomness: a replayed episode gets the same ones.
+    Ids contain neither time nor randomness: a replayed episode gets the same ones.
     """
 
     response: ChatResponse
     number: int
-    calls_before: int
 
-    def calls(self) -> Iterator[tuple[int, str, Any, str]]:
-        """Yield each tool call's number in the episode, name, arguments (a text, if they are no object), and JSON."""
-        for number, call in enumerate(self.response.tool_calls, self.calls_before + 1):
+    def calls(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+        """Yield each tool call's id, name, arguments, and their JSON, or what the model wrote."""
+        for call in self.response.tool_calls:
             arguments = call["function"].get("arguments", {})
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            yield number, call["function"]["name"], arguments, text
+            given = arguments if isinstance(arguments, dict) else {"arguments": arguments}  # protocols have objects
+            yield call["id"], call["function"]["name"], given, text
 
-    def message(self) -> Message:
-        """Return the model's message, its calls with their ids."""
-        message = self.response.message()
-        for number, call in enumerate(message.get("tool_calls", ()), self.calls_before + 1):
-            call["id"] = f"call_{number}"
-        return message
+    def usage(self, *names: str) -> dict[str, int]:
+        """Return the tokens of prompt, completion, and both, by these names."""
+        numbers = self.response.prompt_tokens, self.response.completion_tokens
+        return dict(zip(names, (*numbers, sum(numbers))))
 
 
 def read_fields(
-    body: bytes, read: Collection[str], refused: Mapping[str, tuple[Any, str]]
+    body: bytes, read: Collection[str], refused: Mapping[str, tuple[Any, str]], prepare: Callable[[Any], Any] = dict
 ) -> tuple[dict[str, Any], LeftOut]:
-    """Return the fields of a request's body that are not null, and the names of those that have no effect.
+    """Return the fields of a body that are not null, prepared, and the names of those that have no effect.
 
     `read` are fields that are read, `refused`: field -> the only value it may have, and what to do about another one.
     """
@@ -179,7 +166,7 @@ def read_fields(
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise RefusedRequestError(f"the body is not a JSON object ({error}): send one") from error
     demand(isinstance(data, dict), "body", data, "send a JSON object")
-    data = {name: value for name, value in data.items() if value is not None}
+    data = {name: value for name, value in prepare(data).items() if value is not None}
     for name, (allowed, remedy) in refused.items():
         demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)
     known = (*read, *_RECORDS, *refused)
@@ -195,10 +182,10 @@ def function_tool(tool: Any, where: str, parameters: str, prefix: str = "") -> d
     return {"type": "function", "function": function}
 
 
-def to_body(data: Any) -> bytes:
-    return json.dumps(data).encode()  # in ASCII: some clients end a line of a stream at any of Unicode's separators
-
-
-def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return server-sent events that have their `type` as a name."""
-    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + to_body(event) + b"\n\n" for event in events)
+def to_stream(events: Iterable[Any]) -> str:
+    """Return server-sent events, by name those that have a `type`; a text is an event as it is."""
+    stream = ""
+    for event in events:  # in ASCII: some clients end a line of a stream at any of Unicode's separators
+        stream += f"event: {event['type']}\n" if "type" in event else ""
+        stream += f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
+    return stream

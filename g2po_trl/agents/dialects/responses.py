@@ -13,17 +13,7 @@ from typing import Any
 from ...prompts.conversation import Message
 from ...utils.show import show
 from .chat_completions import KEY_HEADER, VARIABLES, error  # noqa: F401
-from .request import (
-    CHAT_FIELDS,
-    MODEL,
-    AgentRequest,
-    Completion,
-    LeftOut,
-    demand,
-    function_tool,
-    named_events,
-    read_fields,
-)
+from .request import CHAT_FIELDS, MODEL, AgentRequest, Completion, LeftOut, demand, function_tool, read_fields
 
 _READ = ("input", "instructions", "max_output_tokens", "previous_response_id", "stream", "text", "tools")
 _REFUSED = {
@@ -35,21 +25,21 @@ _REFUSED = {
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _CALL_ITEMS = {"function": "function_call", "custom": "custom_tool_call"}
+_ALWAYS = {"object": "response", "created_at": 0, "error": None, "model": MODEL}
+_ALWAYS |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+_DETAILS = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+_DETAILS |= {"output_tokens_details": {"reasoning_tokens": 0}}
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
 
 
-def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
+def parse(body: bytes) -> AgentRequest:
     """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
     data, ignored = read_fields(body, _READ, _REFUSED)
     instructions, (tools, items) = read_instructions(data), read_tools(data.get("tools", []), ignored)
-    chat = {
-        "messages": [*instructions, *read_items(data.get("input"), ignored)],
-        "tools": tools,
-        "max_tokens": data.get("max_output_tokens"),
-    }
-    schema = ignored.schema("text", data.get("text", {}))
+    messages = [*instructions, *read_items(data.get("input"), ignored)]
+    schema, names = ignored.schema("text", data.get("text", {})), ("", "max_output_tokens")  # no stops
     continued = {"after": data.get("previous_response_id"), "instructions": len(instructions)}
-    return AgentRequest.of(data, ignored, chat, schema=schema, fields={"items": items}, **continued)
+    return AgentRequest.of(data, ignored, messages, tools, *names, schema=schema, fields={"items": items}, **continued)
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -108,21 +98,20 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
 
 
 def _own(messages: list[Message]) -> Message:
-    """Return the model's message at the end, added if there is none: one completion may be several items."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 
 def _content(content: Any, where: str) -> list[Any]:
-    """Return a content's parts: one of a text, none of `None`."""
     demand(isinstance(content, (str, list, type(None))), where, content, "give a text as content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
-def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
-    """Return a response as server-sent events: each item added, its text or arguments, and done."""
-    return named_events({**event, "sequence_number": number} for number, event in enumerate(_events(written)))
+def events(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a response as events: each item added, its text or arguments, and done."""
+    for number, event in enumerate(_events(written)):
+        yield {**event, "sequence_number": number}
 
 
 def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -154,34 +143,22 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, output, done = completion.response, [], {"status": "completed"}
     if response.content or not response.tool_calls:
         text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
-        item = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text]}
-        output.append(item | done)
-    for number, name, arguments, text in completion.calls():
-        item = {"id": f"fc_{number}", "call_id": f"call_{number}", **done}
+        output.append(
+            {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text], **done}
+        )
+    for id_, name, arguments, text in completion.calls():
+        item = {"id": f"fc_{id_}", "call_id": id_, **done}
         item |= request.fields["items"].get(name, {"type": "function_call", "name": name})
-        if item["type"] == "custom_tool_call" and isinstance(arguments, dict):
+        if item["type"] == "custom_tool_call":
             text = arguments["input"] if isinstance(arguments.get("input"), str) else text
         output.append({**item, _CALLS[item["type"]]: text})
     cut = response.finish_reason == "length"
-    return {
+    return _ALWAYS | {
         "id": f"resp_{completion.number}",
-        "object": "response",
-        "created_at": 0,
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "error": None,
-        "model": MODEL,
         "output": output,
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": {
-            "input_tokens": response.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": response.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": response.prompt_tokens + response.completion_tokens,
-        },
+        "usage": completion.usage("input_tokens", "output_tokens", "total_tokens") | _DETAILS,
     }
 
 
