@@ -167,19 +167,11 @@ class ServerChat:
         template = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
         self.fields = {**(self.generation_kwargs or {}), **template}
 
-    def generate(
-        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[ChatCompletion]:
-        """Return the completion of each request. Raises `G2POError` for one that is rejected."""
+    async def complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
+        """Return the completion of a request, with an `error` if the conversation is too long for the model.
 
-        async def complete() -> list[ChatCompletion]:
-            pairs = zip(requests, seeds, strict=True)
-            return await asyncio.gather(*(self._complete(request, sampling, seed) for request, seed in pairs))
-
-        return self.runner.run(complete())
-
-    async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
-        """Return the completion of a request, with an `error` if the conversation is too long for the model."""
+        Raises `G2POError` for a request that is rejected.
+        """
         # Fields that not every server supports are sent only if they are set.
         filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
         options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
@@ -201,7 +193,7 @@ class ServerChat:
             told = f"{error} {error.code}".lower() if is_rejected else ""
             if length_field == "max_tokens" and "max_completion_tokens" in told:  # newer servers
                 self.length_field = "max_completion_tokens"
-                return await self._complete(request, sampling, seed)
+                return await self.complete(request, sampling, seed)
             if any(words in told for words in _TOO_LONG):
                 return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
             remedy = "check the address, up to /v1, and the variable with its key (key_variable)"
@@ -276,7 +268,12 @@ class ServerActor(TextActor):
             require(not episode.observation.images, "images", len(episode.observation.images), remedy)
         requests = list(map(self._request, episodes))
         seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
-        return list(map(self._step, episodes, requests, self.server.generate(requests, self.sampling, seeds)))
+
+        async def complete_all() -> list[ChatCompletion]:
+            pairs = zip(requests, seeds)
+            return await asyncio.gather(*(self.server.complete(one, self.sampling, seed) for one, seed in pairs))
+
+        return list(map(self._step, episodes, requests, self.server.runner.run(complete_all())))
 
     def _request(self, episode: Episode) -> ChatRequest:
         template = self.template.of(episode.environment)

@@ -58,12 +58,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     chat_template_kwargs: dict[str, Any] | None = _agent("Passed to the chat template.", None)
     history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True, needs="agent=direct")
     max_turns: int | None = _agent("Turns of an episode.", None, within="[1, inf)", plays=True)
-    history_length: int | None = _agent(
-        "Past steps in a prompt.", None, within="[0, inf)", plays=True, needs="agent=direct"
-    )
-    max_prompt_length: int | None = _agent(
-        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", plays=True
-    )
+    history_length: int | None = _agent("Past steps shown.", None, within="[0, inf)", plays=True, needs="agent=direct")
+    max_prompt_length: int | None = _agent("Tokens of a prompt, else cut.", None, within="[1, inf)", plays=True)
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option("More sampling options of the engine.", None, group="sampling")
     seeds: int = _evaluation("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)")
@@ -194,17 +190,9 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> str | None:
-    """Return a line with the settings that are not the defaults, and the run's where they differ; `None`: no run."""
+    """Return a line that names the run, and the options in place of its settings; `None` without a run."""
     folder = find_run(options.run or options.model) if settings else None
-    if folder is None:
-        return None
-    if "precision" not in settings:
-        return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    told = ["its prompt" if options.prompt == settings["prompt"] else "another prompt"] if "prompt" in settings else []
-    for one in fields(options):
-        if one.name in settings and one.name != "prompt" and one.metadata["group"] not in ("model", "tasks"):
-            used, of_run = (to_json(masked(value)) for value in (getattr(options, one.name), settings[one.name]))
-            instead = f" (the run: {of_run})" if used != of_run else ""
-            if instead or used not in (to_json(one.default), "null", "{}", "[]"):
-                told.append(f"--{one.name.replace('_', '-')} {used}{instead}")
-    return f"From {folder}: {', '.join(told)}"
+    if folder is None or "precision" not in settings:
+        return folder and f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
+    others = {name for name, value in settings.items() if to_json(getattr(options, name)) != to_json(value)}
+    return f"Prompt and settings are those of {folder}, but for: {', '.join(sorted(others)) or 'none'}"

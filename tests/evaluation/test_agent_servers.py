@@ -24,7 +24,7 @@ def ask():
         chat = ServerChat(server.url, "m", max_retries=0, **options)
         try:
             request = ChatRequest([{"role": "user", "content": "?"}], stop=stop)
-            (generated,) = chat.generate([request], Sampling(), [0])
+            generated = chat.runner.run(chat.complete(request, Sampling(), 0))
         finally:
             chat.close()
         return replace(generated, message=None)
