@@ -239,6 +239,9 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # of a sweep; no file of a run could hold it
+                setattr(self, name, value.item())
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.

@@ -1,6 +1,7 @@
 import json
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from letter_environment import LetterEnvironment
 from refusals import refused
@@ -28,6 +29,12 @@ def test_paper_defaults(tmp_path):
     assert (args.learning_rate, args.num_generations, args.history_length, args.max_turns) == (1e-6, 8, 2, 50)
     assert args.eval_temperature == 0.4 and args.estimator_kwargs is None and args.scale_by_std
     assert args.loss_type == "dapo"
+
+
+def test_numbers_of_a_sweep_become_plain_ones(tmp_path):
+    swept = {"max_turns": np.int64(5), "max_steps": np.int64(3), "gamma": np.float32(0.5), "overwrite": np.bool_(True)}
+    args = make(tmp_path, **swept)
+    assert {name: getattr(args, name) for name in swept} == swept and json.dumps(args.to_dict())
 
 
 SERVED = {"use_vllm": True, "max_prompt_length": 100, "max_completion_length": 20}
