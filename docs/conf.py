@@ -25,7 +25,7 @@ copybutton_prompt_text = "$ "
 html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-exclude_patterns = ["_build", "release"]
+exclude_patterns = ["_build", "release", "contributing"]
 suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here
 # The pages beside raw values are not of the site: what links to them downloads them.
 BESIDE_RAW_VALUES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+\.md)(?:#[^)]*)?\)")
@@ -47,6 +47,8 @@ def download(found):
 def link_files(app, name, source):
     text = source[0].replace("](../benchmarks/results)", "](../benchmarks/results/README.md)")  # a folder, on GitHub
     source[0] = BESIDE_RAW_VALUES.sub(download, text)
+    if name == "log":  # what did not work is on the site, but not what a search is for
+        source[0] = source[0].replace("orphan: true", "orphan: true\nnosearch: true", 1)
 
 
 def block(code):

@@ -1,8 +1,8 @@
-"""Draw the rooms of the package and their imports, from the source, into docs/house.md.
+"""Draw the rooms of the package and their imports, from the source, into docs/contributing/house.md.
 
     python docs/make_house.py [--check]
 
-`--check` writes nothing and exits with 1 if docs/house.md is not what would be written.
+`--check` writes nothing and exits with 1 if docs/contributing/house.md is not what would be written.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "g2po_trl"
-PAGE = Path(__file__).parent / "house.md"
+PAGE = Path(__file__).parent / "contributing" / "house.md"
 BEGIN, END = "<!-- written by docs/make_house.py -->", "<!-- to here -->"
 # In the order of the data. The modules at the top of the package are rooms of one file.
 ORDER = (

@@ -3,6 +3,11 @@
 `score_group(episodes)` runs on the orchestrator when a group is complete. A trace is a graph of messages. A node
 whose `mask` has ones is a completion, and its `parent` the message it answers. `assign_advantages(trace, values)`
 takes one float for each sampled token.
+
+To use it: An advantage function that its configuration names by `import_path` returns one advantage per rollout. For
+one per step, add a config class to the union in `prime_rl.configs.algorithm`, and `"g2po": G2POAlgorithm` to
+`ALGORITHM_CLASSES`. Tokens of advantage 0 are removed from the batch unless `orchestrator.train.filter_zero_advantages
+= false`.
 """
 
 import numpy as np

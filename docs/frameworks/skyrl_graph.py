@@ -4,6 +4,10 @@ With `generator.step_wise_trajectories=true` a step is a row, but an estimator o
 the last row of each episode. `convert_to_training_input` gets the generator's lists, one entry per row.
 `response_ids` contains the completion and then the environment's next message, whose tokens are the key of the next
 step.
+
+To use it: Return `GraphTrainer(**arguments)` from `get_trainer` of a subclass of `BasePPOExp`, in your own entry
+point. Set `generator.step_wise_trajectories=true`. Keep `trainer.algorithm.advantage_estimator=grpo`,
+`generator.merge_stepwise_output=false` and `generator.apply_overlong_filtering=false`.
 """
 
 import torch

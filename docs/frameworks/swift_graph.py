@@ -3,6 +3,9 @@
 `_postprocess_batch(samples, batch_encoded_inputs)` gives the advantages the shape (B, T). `self._rewards_per_func`
 (N, functions) has the rewards of all ranks, `sample.messages` the whole conversation. Rows of
 `grpo_batch.completion_mask` (B, T) have a run of ones for each completion.
+
+To use it: `--external_plugins swift_graph.py` imports the file before the trainer is created. It does not support
+sequence parallelism, Megatron, teachers, or `use_liger_kernel`.
 """
 
 import numpy as np

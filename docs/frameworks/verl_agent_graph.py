@@ -3,6 +3,8 @@
 A step is a row, and `batch.non_tensor_batch` has everything, each (rows,): `anchor_obs`, `uid` (the group),
 `traj_uid`, `episode_rewards`, `is_action_valid`. With `algorithm.adv_estimator=gigpo`, the trainer calls one
 function of `gigpo.core_gigpo` before it copies and reorders rows, and another that spreads the result over tokens.
+
+To use it: Import the file at the start of `TaskRunner.run` in `main_ppo.py`, and set `algorithm.adv_estimator=gigpo`.
 """
 
 import numpy as np

@@ -7,6 +7,10 @@ turn, `rm_scores` (T) the reward at the end.
 If an agent loop returns one output per step, rows are named `{uid}_{session}_{step}`. Group them by the part before
 the last `_`, take one reward per session, and do not spread over tokens. In the trainer of 0.8 and earlier, replace
 `verl.trainer.ppo.ray_trainer.compute_advantage(data, …)`; `data.non_tensor_batch["state_keys"]` has the keys.
+
+To use it: Set, for every process, `VERL_USE_EXTERNAL_MODULES=verl_graph`, `trainer.v1.trainer_mode=sync_graph`,
+`actor_rollout_ref.rollout.agent.default_agent_loop=graph_agent` and `algorithm.adv_estimator=grpo`, whose result is
+overwritten. The registry of estimators (`register_adv_est`) cannot be used: its functions get no keys.
 """
 
 import torch

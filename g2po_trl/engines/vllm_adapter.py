@@ -1,7 +1,7 @@
 """Serve an adapter separately from the base weights of a colocated vLLM, instead of merging it into them.
 
 vLLM keeps weights in bfloat16, where a change below half of the last place of a weight is lost: merging loses most of
-a young adapter (docs/speed.md, "LoRA adapters with vLLM"). Separate from the base, nothing of it is lost.
+a young adapter (docs/gpus.md, "LoRA and QLoRA"). Separate from the base, nothing of it is lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Logged runs of an agent as trajectories: each call of its model is a step.
 
-A line is a JSON object: an episode, a call, or a result (docs/logged_runs.md has the fields). `agents.dialects` reads
+A line is a JSON object: an episode, a call, or a result (docs/elsewhere.md has the fields). `agents.dialects` reads
 requests and responses as live ones, but parts of unknown kinds are skipped and counted.
 """
 

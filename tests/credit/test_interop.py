@@ -1,4 +1,4 @@
-"""The code of docs/elsewhere.md, logged_runs.md and frameworks/ runs: TRL's in TRL, the rest between stand-ins.
+"""The code of docs/elsewhere.md and frameworks/ runs: TRL's in TRL, the rest between stand-ins.
 
 The stand-ins have the names, arguments and shapes read in the frameworks' source (docs/elsewhere.md has the commits).
 They show that our lines put each number on its token, not that the framework still calls them.
@@ -21,7 +21,7 @@ import torch
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("elsewhere.md", "logged_runs.md"))
+PAGES = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
 CODE = {block.splitlines()[0].removeprefix("# "): block for block in BLOCKS if block.startswith("# ")}
 CODE |= {path.name: path.read_text(encoding="utf-8") for path in sorted((DOCS / "frameworks").glob("*.py"))}
