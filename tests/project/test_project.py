@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 import g2po_trl
 
 ROOT = Path(__file__).parents[2]
-TRAINING_RECIPES = sorted(path.relative_to(ROOT) for path in (ROOT / "recipes").glob("train_*.py"))
 
 
 def test_setup_cfg_names_every_package():
@@ -48,18 +48,7 @@ def test_unknown_names_are_attribute_errors():
     assert set(dir(g2po_trl)) == set(g2po_trl.__all__) == set(g2po_trl._MODULE_OF)
 
 
-def test_graph_and_advantages_load_without_torch():
-    code = "import sys; from g2po_trl import StateGraph, g2po; print({'torch', 'trl'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert run.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("file", ["g2po_trl/config.py", *map(str, TRAINING_RECIPES)])
-def test_idle_threads_do_not_spin_where_environments_play(file):
-    """Read by OpenMP when torch is loaded; an evaluation on two cores took fifteen times the CPU time without it."""
-    module = file.removesuffix(".py").replace("/", ".")
-    loads_torch = f"runpy.run_path({file!r})" if file.startswith("recipes") else f"import {module}; import torch"
-    code = f"""
+SPINNING = """
 import importlib.abc, os, runpy, sys
 sys.path.insert(0, "recipes")
 class Torch(importlib.abc.MetaPathFinder):
@@ -67,8 +56,23 @@ class Torch(importlib.abc.MetaPathFinder):
         if name == "torch":
             sys.exit(os.environ.get("OMP_WAIT_POLICY", "torch spins"))
 sys.meta_path.insert(0, Torch())
-{loads_torch}
 """
+
+
+PROGRAMS = {"config": "import g2po_trl.config, torch", "recipe": "runpy.run_path('recipes/train_alfworld.py')"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_idle_threads_do_not_spin_where_environments_play(name):
+    """Read by OpenMP when torch is loaded; an evaluation on two cores took fifteen times the CPU time without it."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    command = [sys.executable, "-c", SPINNING + PROGRAMS[name]]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert run.stderr.strip().endswith("passive"), run.stderr[-300:]
+
+
+def test_recipes_set_their_process_up_before_other_imports():
+    """As train_alfworld.py does above; recipes of PPO import another recipe first."""
+    for path in (ROOT / "recipes").glob("train_*.py"):
+        first = re.findall(r"^(?:from|import) (?!dataclasses)(\S+)", path.read_text(encoding="utf-8"), re.M)[0]
+        assert first == "g2po_trl.cli.process" or (ROOT / "recipes" / f"{first}.py").is_file(), path

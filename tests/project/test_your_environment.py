@@ -14,12 +14,16 @@ from fake_hub import fake_hub
 PAGE = (Path(__file__).parents[2] / "docs" / "your_environment.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].rstrip() for block in BLOCKS for line in block.splitlines()]
-SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
-SMALL += "--per_device_train_batch_size 8".split()
-TAUGHT = "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1".split()
+FLAGS = {
+    "train": "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2 "
+    "--per_device_train_batch_size 8",
+    "teach": "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1",
+    "evaluate": "--limit 2 --max-turns 2 --max-completion-length 4 --num-environment-workers 1",
+    "view": "--no-open",
+}
 
 
-def test_the_settings_are_fields(tmp_path):
+def test_the_settings_are_fields():
     """The YAML of the page goes through the parser of `g2po train`, which knows every field."""
     from trl import GRPOConfig, ModelConfig
 
@@ -40,23 +44,7 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
             if words[0] == "cd":
                 folder = folder / words[1]
                 continue
-            if words[1] == "train":
-                words += SMALL
-            elif words[1] == "teach":
-                words += TAUGHT
-            elif words[1] == "evaluate":
-                words += [
-                    "--limit",
-                    "2",
-                    "--max-turns",
-                    "2",
-                    "--max-completion-length",
-                    "4",
-                    "--num-environment-workers",
-                    "1",
-                ]
-            elif words[1] == "view":
-                words += ["--no-open"]
+            words += FLAGS.get(words[1], "").split()
             command = [sys.executable, "-m", "g2po_trl", *words[1:]]
             run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
             assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"

@@ -1,9 +1,8 @@
-"""Agents under the trainer: their requests are steps, and training goes on whatever they do."""
+"""Agents under the trainer: their requests are steps."""
 
 import json
 import logging
 import shutil
-from functools import partial
 
 import torch
 from conftest import build_tokenizer  # noqa: F401  (its folder is on the path)
@@ -14,8 +13,6 @@ from g2po_trl import G2POTrainer
 from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.run_json import load_object, read_run
-
-KINDS = {"keeps": 1, "rewrites": 2, "streams": 2, "raises": 1, "asks twice": 3, "changes tools": 2, "malformed": 1}
 
 
 def right(text):
@@ -32,35 +29,6 @@ def letters(task, client):
         answer = "kitchen" if right(text) else "cellar"
         messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": answer}]
     return 10.0 * (good == 2)
-
-
-def odd(task, client):
-    """Does what clients do, by the task's number; `KINDS` has the steps of each."""
-    kind, model = [*KINDS][task["seed"] % len(KINDS)], client.openai()
-    ask = partial(model.chat.completions.create, model=client.model)
-    messages = [{"role": "user", "content": kind}]
-    first = ask(messages=messages).choices[0].message.content or ""
-    if kind == "raises":
-        raise RuntimeError("of its own")
-    if kind == "malformed":
-        try:
-            ask(messages=messages, n=3)
-        except Exception:
-            return 1.0
-    if kind == "streams":
-        parts = ask(messages=[*messages, {"role": "assistant", "content": first}, *messages], stream=True)
-        first = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    if kind == "rewrites":
-        ask(messages=[{"role": "user", "content": f"you said {first}; {kind}"}])
-    if kind == "asks twice":
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda text: ask(messages=[*messages, {"role": "user", "content": text}]), "ab"))
-    if kind == "changes tools":
-        function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-        ask(messages=messages, tools=[{"type": "function", "function": function}])
-    return float(right(first))
 
 
 def make(model, folder, agent, **options):
@@ -131,20 +99,6 @@ def test_model_is_saved_with_the_template_of_its_conversations(tmp_path, tiny_mo
     other.player.actor.encode = ChatEncoder(other.processing_class)  # as if the model had come with it
     assert other.run_identity() == json.loads((run / "checkpoint-1" / "g2po_state.json").read_text())["run"]
     other.close()
-
-
-def test_training_goes_on_whatever_agents_do(tmp_path, tiny_model_dir):
-    trainer = make(tiny_model_dir, tmp_path / "run", odd, max_steps=4)
-    trainer.train()
-    trainer.close()
-    by_kind = {}
-    for one in [one for iteration in range(1, 5) for one in played_in(trainer, iteration)]:
-        by_kind.setdefault(one.steps[0].messages[0]["content"], []).append(one)
-        assert one.outcome in ("success", "failure")
-    for one in by_kind["raises"]:
-        assert one.outcome == "failure" and one.failure_reason.startswith("agent error: RuntimeError")
-    lengths = {kind: {len(one.steps) for one in played} for kind, played in by_kind.items()}
-    assert lengths == {kind: {number} for kind, number in KINDS.items()}
 
 
 def test_agent_and_environment_together_are_refused(tmp_path, tiny_model_dir):

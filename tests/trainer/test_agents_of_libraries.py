@@ -14,17 +14,6 @@ from g2po_trl import G2POTrainer
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 QUESTIONS = [{"question": f"{a}+1?", "answer": str(a + 1), "number": a} for a in range(1, 9)]
-SOLVE = """
-import argparse, openai, os
-parser = argparse.ArgumentParser()
-parser.add_argument("--question")
-client = openai.OpenAI(timeout=None)
-ask = [{"role": "user", "content": parser.parse_args().question}]
-for _ in range(2):
-    text = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=ask).choices[0].message.content
-    ask += [{"role": "assistant", "content": text or ""}, {"role": "user", "content": "sure?"}]
-print(text)
-"""
 
 
 @pytest.fixture
@@ -71,12 +60,3 @@ def test_smolagents(agent_file, tmp_path, tiny_model_dir):
     assert len(played) == 4 and {len(t.steps) for t in played} == {2}
     assert {t.outcome for t in played} == {"truncated"}
     assert all(t.info["agent_error"].startswith("AgentGenerationError") for t in played)
-
-
-@pytest.mark.slow
-def test_a_command_line_program(agent_file, tmp_path, tiny_model_dir):
-    file = agent_file("python solve.py")
-    (tmp_path / "solve.py").write_text(SOLVE)
-    played = train(f"{file}:agent", tmp_path / "run", tiny_model_dir, per_device_train_batch_size=4)
-    assert len(played) == 8 and {len(t.steps) for t in played} == {2}
-    assert {t.outcome for t in played} == {"failure"} and not any(t.failure_reason for t in played)

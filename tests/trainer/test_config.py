@@ -156,6 +156,8 @@ DERIVED = [  # options, and what follows from them
     *((FOUR, {"logging_steps": 4, "eval_steps": None}), ({**FOUR, "logging_steps": 1}, {"logging_steps": 1})),
     ({**FOUR, "gradient_accumulation_steps": 2}, {"logging_steps": 2}),
     *((EVALUATED, {"eval_steps": 4}), ({**EVALUATED, "logging_steps": 2}, {"eval_steps": 2})),
+    ({"mini_batch_size": 64, "eval_strategy": "steps"}, {"logging_steps": 1, "eval_steps": 1, "save_steps": 10}),
+    ({"mini_batch_size": 64}, {"optimizer_steps_per_iteration": 1}),
     # 6 GB each for a model of 0.5 B; the best is a checkpoint of an evaluation.
     *((FOUR, {"save_steps": 40}), ({**FOUR, "save_steps": 12}, {"save_steps": 12})),
     ({**FOUR, **BEST, "save_strategy": "steps"}, {"save_steps": 12}),

@@ -80,24 +80,23 @@ def test_log_probabilities_and_gradient_are_those_of_rows_alone(make, family, hi
     assert (other - scored).abs().max() > 1e-3, "what is seen matters"
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_images_whose_tokens_see_each_other_are_padded(make, bf16):
+def test_images_whose_tokens_see_each_other_are_padded(make):
     """By the model's own rule: what is scored here is beyond the window, and bfloat16 would hide it elsewhere."""
-    trainer = make("Gemma 3", beta=0.0, bf16=bf16)
+    trainer = make("Gemma 3", beta=0.0, bf16=True)
     assert trainer.update.layout.kind == "shared"
     trainer.update.make_mini_batches(trainer.model, play_batch(trainer)[1])
     assert trainer.update.layout.kind == "padded"
 
 
 def test_lora_checkpointing_and_resume_in_the_middle_of_an_iteration(make, tmp_path):
-    options = {"peft_config": LoraConfig(target_modules="all-linear", r=2), "max_steps": 4, "steps_per_generation": 2}
+    options = {"peft_config": LoraConfig(target_modules="all-linear", r=2), "max_steps": 2, "steps_per_generation": 2}
     options |= {"per_device_train_batch_size": 4, "gradient_checkpointing": True, "beta": 0.1}
     whole = make("Qwen2.5-VL", output="whole", save_strategy="steps", save_steps=1, **options)
     trained = [name for name, one in whole.model.named_parameters() if one.requires_grad]
     assert trained and not any("visual" in name for name in trained), "LoRA is on the language part"
     whole.train()
     again = make("Qwen2.5-VL", output="again", **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
     assert torch.equal(flat_weights(again), flat_weights(whole))
     for step in (step for played in played_in(whole) for step in played.steps):
         assert image_file(tmp_path / "whole" / "trajectories" / "x", step.images[0]).is_file()

@@ -29,7 +29,7 @@ def make(model, folder, rows=ROWS, **options):
 def test_it_trains_logs_evaluates_and_is_evaluated_again(tmp_path, tiny_model_dir, monkeypatch, capsys):
     run = tmp_path / "run"
     options = {"num_generations": 4, "per_device_train_batch_size": 24, "eval_strategy": "steps", "eval_steps": 3}
-    options |= {"eval_temperature": 0.0, "logging_steps": 1, "metric_for_best_model": "reward/lamp"}
+    options |= {"eval_temperature": 0.0, "metric_for_best_model": "reward/lamp"}
     trainer = make(tiny_model_dir, run, environment_limits=LIMITS, **options)
     before = flat_weights(trainer)
     trainer.train()
@@ -42,16 +42,6 @@ def test_it_trains_logs_evaluates_and_is_evaluated_again(tmp_path, tiny_model_di
     assert all(len(group) == 1 for group in groups)
     assert {one.environment for one in played} <= {*NAMES}
     assert all(len(one.steps) == 2 for one in played if one.environment != "shop")
-    first, *others = [entry for entry in trainer.state.log_history if "episode/reward" in entry]
-    for entry in (first, *others):
-        seen = [name for name in NAMES if f"episode/reward/{name}" in entry]
-        assert seen and all(f"episode/success_rate/{name}" in entry for name in seen)
-    of_lamp = [trajectory.reward for trajectory in played if trajectory.environment == "lamp"]
-    assert not of_lamp or first["episode/reward/lamp"] == pytest.approx(sum(of_lamp) / len(of_lamp))
-    (evaluated,) = [entry for entry in trainer.state.log_history if "eval_success_rate" in entry]
-    assert {f"eval_{metric}/{name}" for metric in ("success_rate", "reward", "turns") for name in NAMES} <= {
-        *evaluated
-    }
     described = read_run(run)
     assert [*described["environment"]["kwargs"]["environments"]] == ["speaker", "lamp", "shop"]
     assert described["play"]["environment_limits"] == LIMITS and described["play"]["history"] is None

@@ -4,10 +4,10 @@ import pytest
 import torch
 from families import FAMILIES
 from letter_trainer import logged, make_config
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
+from transformers import dynamic_module_utils
 from trl.trainer.utils import create_model_from_path
 
 from g2po_trl.evaluation.chat_models import load_model
@@ -17,11 +17,7 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
 
 
-def parameters(model, trained):
-    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad == trained}
-
-
-@pytest.mark.parametrize("family", ["Qwen3.5, images", "Qwen2.5-VL", "Gemma-3, images", "Qwen2"])
+@pytest.mark.parametrize("family", ["Qwen3.5, images", "Gemma-3, images", "Qwen2"])
 def test_an_adapter_is_evaluated_on_the_base_it_was_trained_on(family, tmp_path):
     """Of Qwen3.5 AutoModelForCausalLM takes the text part, where the adapter's weights find no place."""
     FAMILIES[family].build().save_pretrained(tmp_path / "base")
@@ -60,42 +56,14 @@ def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):
         load_model(str(tmp_path / "adapter"))
 
 
-def test_lora(make_trainer, tmp_path, tiny_model_dir):
-    trainer = make_trainer(**OPTIONS)
-    assert trainer.ref_model is None, "the reference is the adapter switched off"
-    base, adapter = parameters(trainer.model, False), parameters(trainer.model, True)
-    assert adapter and all("lora_" in name for name in adapter)
-    trainer.train()
-    kl = logged(trainer, "kl")
-    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
-    after = dict(trainer.model.named_parameters())
-    assert all(torch.equal(after[name], weight) for name, weight in base.items())
-    assert any(not torch.equal(after[name], weight) for name, weight in adapter.items())
-
-    trainer.save_model()
-    out = tmp_path / "out"
-    assert [path.name for path in out.glob("*.safetensors")] == ["adapter_model.safetensors"]
-    trainer.create_model_card()
-    card = (out / "README.md").read_text()
-    assert "library_name: peft" in card and "LORA, rank 4, alpha 8" in card
-    ids = torch.tensor([AutoTokenizer.from_pretrained(out)("go north")["input_ids"]])
-    trainer.model.eval()
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
-    with torch.no_grad():
-        ours = trainer.model(input_ids=ids).logits
-        assert not torch.allclose(plain(input_ids=ids).logits, ours, atol=1e-4)
-        for loaded in (AutoPeftModelForCausalLM.from_pretrained(out), PeftModel.from_pretrained(plain, out)):
-            assert torch.allclose(loaded.eval()(input_ids=ids).logits, ours, atol=1e-6)
-            assert torch.allclose(loaded.merge_and_unload()(input_ids=ids).logits, ours, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_qlora(dtype, make_trainer, tmp_path):
-    """Quantized layers compute in `dtype`, and all else in float32. A run that is resumed is the one that was not."""
+def test_qlora(make_trainer, tmp_path):
+    """Quantized layers compute in bfloat16, and all else in float32. A resumed run is the one that was not."""
     bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
     from transformers import BitsAndBytesConfig
 
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
     saved = {**OPTIONS, "lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
 
     def run(output, max_steps):
@@ -111,14 +79,14 @@ def test_qlora(dtype, make_trainer, tmp_path):
         assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
         return trainer
 
-    trainer = run("out", 4)
+    trainer = run("out", 3)
     kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
     assert trainer.update.layout.kind == "shared"
     trainer.save_model()
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
     run("parts", 2)
-    both = (run("parts", 4).model.named_parameters(), trainer.model.named_parameters())
+    both = (run("parts", 3).model.named_parameters(), trainer.model.named_parameters())
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(*both, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""PPO: its equations by hand, a critic that finds known values, a policy that solves the task, resumption."""
+"""PPO: its equations by hand, a critic that does not depend on padding, resumption. Metrics: `tests/runs`."""
 
 from functools import partial
 
@@ -7,30 +7,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from letter_environment import SuicidalEnvironment
-from letter_trainer import logged, played_in
+from letter_trainer import played_in
 from refusals import refused
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2Model
 
-from g2po_trl import G2POConfig, Observation, PPOConfig, StepResult, TextEnvironment
+from g2po_trl import G2POConfig, PPOConfig
 from g2po_trl.ppo.critic import Critic, clipped_value_loss
 from g2po_trl.ppo.gae import gae, whiten
-
-LENGTH = 3
-
-
-class Chain(TextEnvironment):
-    """Three rooms in a row; a letter a..m goes on, anything else stays. The way out pays 10."""
-
-    def reset(self, seed):
-        self.room = 0
-        return Observation("room 0", task="go")
-
-    def step(self, action):
-        self.room += "a" <= action.lower()[:1] <= "m"
-        done = self.room == LENGTH
-        return StepResult(f"room {self.room}", reward=10.0 * done, terminated=done)
-
 
 # -- equations --------------------------------------------------------------------------------------------------------
 
@@ -128,26 +112,6 @@ def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # values, targets and updates of the critic are recomputed by tests/runs/test_metrics.py
-def test_ppo_on_a_chain_finds_its_values_and_solves_it(make_ppo):
-    """A policy that always goes on is worth 0.9^(rooms left) 10: the critic must say so where it plays."""
-    options = {"max_steps": 30, "max_turns": 8, "per_device_train_batch_size": 32, "num_generations": 8, "beta": 0.0}
-    options |= {"learning_rate": 1e-2, "critic_learning_rate": 5e-3, "critic_epochs": 4, "value_clip_range": None}
-    options |= {"gae_lambda": 1.0, "invalid_action_penalty": 0.0, "max_completion_length": 1, "gamma": 0.9, "seed": 1}
-    trainer = make_ppo(Chain, **options)
-    trainer.train()
-    won = logged(trainer, "episode/success_rate")
-    assert np.mean(won[:3]) < 0.7 and np.mean(won[-3:]) > 0.95
-    played = trainer.play([{"seed": 0}] * 64)[0]
-    steps = [(t, j) for t in played for j in range(len(t.steps))]
-    rooms = np.array([int(t.steps[j].observation.split()[-1]) for t, j in steps])
-    known = 10 * 0.9 ** (LENGTH - 1 - rooms)
-    values = trainer.critic.values([t.steps[j].prompt_ids for t, j in steps])
-    error = np.sqrt(np.mean((values - known) ** 2)) / (known.max() - known.min())
-    assert error < 0.1
-    assert logged(trainer, "critic/explained_variance")[-1] > 0.5
 
 
 def test_ppo_resumes_bit_for_bit(make_ppo, tmp_path):

@@ -13,9 +13,7 @@ from deepspeed_marks import needs_deepspeed
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
 from spoiled_gradients import spoil
-from transformers import GenerationConfig
 
-from g2po_trl.engines.transformers import model_for_generation
 from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import GradientGuard
 
@@ -84,16 +82,6 @@ def test_the_critic_names_the_layer_too(tiny_model_dir):
     with pytest.raises(FloatingPointError, match=r"nearest to the loss body\.layers\.1\."):
         critic.fit([[5, 6, 7]], np.zeros(1), np.ones(1), None, 1, 1, np.random.default_rng(0))
     assert all(map(torch.equal, critic.parameters, before))
-
-
-def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
-    """The check of servers' weights calls it itself."""
-    trainer = make_trainer(LongLetterEnvironment)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    for generation_model in (trainer.player.actor.engine.generation_model, model_for_generation(trainer.model)):
-        with generation_model(GenerationConfig()):
-            assert not torch.backends.cuda.cudnn_sdp_enabled()
-        assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_no_pass_takes_cudnns_attention(make_trainer):

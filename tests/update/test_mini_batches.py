@@ -133,12 +133,6 @@ def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
         check_schedule(args, config)
 
 
-def test_all_is_counted_in_iterations(tmp_path):
-    args = make_config(tmp_path, mini_batch_size=64, eval_strategy="steps")
-    assert (args.logging_steps, args.eval_steps, args.save_steps) == (1, 1, 10)
-    assert args.optimizer_steps_per_iteration == 1
-
-
 def test_a_mean_over_tokens_does_not_depend_on_the_mini_batches():
     """Two training steps between log lines: of 1 and of 3 tokens."""
     metrics: dict[str, list[float]] = {}

@@ -15,7 +15,6 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from benchmarks.trees import make_trees
-from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.tree import LAYOUTS, common_prefix, grow, in_order, is_exact, lay_out
 
 
@@ -139,14 +138,6 @@ def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, is_sorted):
     assert sum(tree.num_tokens + 1 for tree in grow(order, lengths, overlaps, max_tokens)) == least[-1]
 
 
-def test_gathered_keys_are_bounded():
-    """200 questions on one text: a token each, and 101 keys; at most eight times the tokens are 23 questions."""
-    sequences = arrays(*([1] * 100 + [n] for n in range(200)))
-    trees = make_trees(sequences, 300)
-    assert len(trees) == -(-200 // 23)
-    assert max(len(lay_out([tree], sequences, [1] * 200, 0)["paths"]) for tree in trees) == 23 * 101
-
-
 def test_a_longer_sequence_takes_others_along():
     """Prompts of coding agents: 9,000 tokens, of which 8,900 are those of the one before."""
     found = {most: grow(range(5), [9000] * 5, [0, 8900, 8900, 5000, 8900], most) for most in (4096, 9000, 9100)}
@@ -155,11 +146,6 @@ def test_a_longer_sequence_takes_others_along():
     assert sum(tree.num_tokens for tree in found[9100]) == 9100 + 9000 + 9100
     trees = grow(range(4), [12, 30, 12, 1], [0, 2, 1, 0], 12)
     assert all(tree.num_tokens <= 12 or 1 in tree.rows for tree in trees), "where it is itself"
-
-
-def test_a_rank_without_rows_still_forwards_a_token():
-    layout = lay_out([], [], [], pad_token_id=3)
-    assert layout["row_ids"].tolist() == [[3]] and layout["scored_ids"].tolist() == [-100]
 
 
 OPTIONS = {
@@ -186,6 +172,7 @@ def test_gradients_are_those_of_padded_rows(make_trainer, name):
     assert 0 < (shared - padded).norm() < limit * padded.norm() and forwarded < most
 
 
+@pytest.mark.slow  # tracing takes ten seconds
 def test_a_compiled_model_has_the_same_gradient(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0)
     ((micro_batch,),), _ = trainer.update.split([play_batch(trainer)])
@@ -193,22 +180,6 @@ def test_a_compiled_model_has_the_same_gradient(make_trainer):
     wanted = flat_gradient(trainer, [micro_batch])
     trainer.model.compile(backend="eager")
     assert (flat_gradient(trainer, [micro_batch]) - wanted).norm() < 1e-5 * wanted.norm() != 0
-
-
-def test_a_conversation_is_a_branch_and_one_pass_over_its_tokens(make_trainer):
-    """Each prompt begins with the one before it, and the model processes their common tokens once."""
-    options = {"max_completion_length": 4, "max_tokens_per_micro_batch": 8192}
-    trainer = make_trainer(LongLetterEnvironment, history="conversation", **options)
-    trajectories, stats = trainer.play([{"seed": seed} for seed in range(4)])
-    assert stats.continued_prompts == stats.later_prompts > 0
-    batch = StepBatch.from_trajectories(trajectories, np.ones(sum(len(t.steps) for t in trajectories)))
-    ((micro_batch,),), metrics = trainer.update.split([batch])
-    sequences = [tuple(step.prompt_ids + step.completion_ids) for t in trajectories for step in t.steps]
-    prefixes = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1)}
-    assert metrics["update/forwarded_tokens"] == len(prefixes)
-    whole = [len(t.steps[-1].prompt_ids) + len(t.steps[-1].completion_ids) for t in trajectories]
-    assert len(prefixes) < sum(whole) < sum(map(len, sequences)), "less than one pass over each: they begin alike"
-    assert sorted(keys for _, keys in micro_batch["branches"]) == sorted(whole)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is trained")
