@@ -26,16 +26,8 @@ from g2po_trl.utils import trl_compat
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "advantages",
-    "num_items_in_batch",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
+    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"),
+    *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"),
 }
 NOT_USED = {
     "tool_mask",  # completions hold no tool output
@@ -46,44 +38,39 @@ NOT_USED = {
 
 def test_keys_the_loss_reads():
     source = inspect.getsource(GRPOTrainer._compute_loss)
-    read = set(re.findall(r"""inputs(?:\.get\(|\[)"(\w+)\"""", source)) | set(
-        re.findall(r'"(\w+)" (?:not )?in inputs', source)
-    )
+    read = {*re.findall(r'inputs(?:\.get\(|\[)"(\w+)"', source), *re.findall(r'"(\w+)" (?:not )?in inputs', source)}
     assert read - WRITTEN_BY_US - NOT_USED == set(), "the loss reads keys that g2po_trl.update.batch does not write"
     assert WRITTEN_BY_US - read == set(), "g2po_trl.update.batch writes keys that the loss no longer reads"
 
 
-@pytest.mark.parametrize(
-    ("method", "parameters"),
-    [
-        ("_compute_loss", ["self", "model", "inputs"]),
-        ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
-        ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
-        ("_prepare_inputs", ["self", "generation_batch"]),
-        ("_generate_and_score_completions", ["self", "inputs"]),  # docs/elsewhere.md
-        ("_get_train_sampler", ["self", "dataset"]),
-        ("_save_checkpoint", ["self", "model", "trial"]),
-        ("_get_output_dir", ["self", "trial"]),
-        ("_push_from_checkpoint", ["self", "checkpoint_folder"]),
-        ("_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
-        ("save_model", ["self", "output_dir", "_internal_call"]),
-        ("create_model_card", ["self", "model_name", "dataset_name", "tags"]),
-        ("_clip_grad_norm", ["self", "model"]),
-        ("_get_grad_norm", ["self", "model", "grad_norm"]),
-        ("create_accelerator_and_postprocess", ["self"]),
-        ("log", ["self", "logs", "start_time"]),
-        # Beginnings; of later ones, `private` came with a later release and is passed where a user passes it.
-        ("init_hf_repo", ["self", "token", ...]),
-        ("push_to_hub", ["self", "commit_message", "blocking", "token", "revision", ...]),
-        (
-            "_get_per_token_logps_and_entropies",
-            ["self", "model", "input_ids", "attention_mask", "logits_to_keep", ...],
-        ),
-    ],
-)
-def test_methods_we_override_or_call(method, parameters):
-    found = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
-    assert (found if parameters[-1] is not ... else [*found[: len(parameters) - 1], ...]) == parameters
+METHODS = {  # after `self`; "…": later ones may follow, as `private`, which is passed where a user passes it
+    "_compute_loss": "model inputs",
+    "compute_loss": "model inputs return_outputs num_items_in_batch",
+    "training_step": "model inputs num_items_in_batch",
+    "_prepare_inputs": "generation_batch",
+    "_generate_and_score_completions": "inputs",  # docs/elsewhere.md
+    "_get_train_sampler": "dataset",
+    "_save_checkpoint": "model trial",
+    "_get_output_dir": "trial",
+    "_push_from_checkpoint": "checkpoint_folder",
+    "_load_from_checkpoint": "resume_from_checkpoint model",
+    "save_model": "output_dir _internal_call",
+    "create_model_card": "model_name dataset_name tags",
+    "_clip_grad_norm": "model",
+    "_get_grad_norm": "model grad_norm",
+    "create_accelerator_and_postprocess": "",
+    "log": "logs start_time",
+    "init_hf_repo": "token …",
+    "push_to_hub": "commit_message blocking token revision …",
+    "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep …",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_we_override_or_call(method):
+    _, *found = inspect.signature(getattr(GRPOTrainer, method)).parameters
+    *wanted, last = METHODS[method].split() or [""]
+    assert found[: len(wanted)] == wanted and (last == "…" or found[len(wanted) :] == [last] * bool(last))
 
 
 SOURCES = {
@@ -147,22 +134,18 @@ def test_a_repeat_sampler_keeps_its_arguments():
     assert [getattr(sampler, name) for name in parameters[1:]] == [2, 2, 3, True, 5]
 
 
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (
-            unwrap_model_for_generation,
-            ["gather_deepspeed3_params", "generation_kwargs", "gradient_checkpointing_kwargs"],
-        ),
-        (VLLMGeneration.generate, ["self", "prompts", "images", "num_generations", "profiler"]),
-        (disable_gradient_checkpointing, ["model", "gradient_checkpointing_kwargs"]),
-        (get_config_model_id, ["config"]),
-        (create_model_from_path, ["model_id", "kwargs"]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_helpers_we_call(function, parameters):
-    assert set(parameters) <= set(inspect.signature(function).parameters)
+HELPERS = {
+    unwrap_model_for_generation: "gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs",
+    VLLMGeneration.generate: "self prompts images num_generations profiler",
+    disable_gradient_checkpointing: "model gradient_checkpointing_kwargs",
+    get_config_model_id: "config",
+    create_model_from_path: "model_id kwargs",
+}
+
+
+@pytest.mark.parametrize("function", HELPERS, ids=lambda value: value.__name__)
+def test_helpers_we_call(function):
+    assert set(HELPERS[function].split()) <= set(inspect.signature(function).parameters)
 
 
 def test_no_adapter_is_copied_without_beta():

@@ -2,10 +2,16 @@
 quietly falls back to DDP. Torch and DeepSpeed can do it, so its state is told that the ranks have accelerators.
 """
 
+import importlib.util
 import os
 
+import pytest
 import torch
 
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-deepspeed` brings its own",
+)
 ZERO = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False, "gradient_clipping": "auto"}
 ZERO |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 

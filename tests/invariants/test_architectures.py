@@ -52,25 +52,6 @@ def test_a_window_left_out_would_be_seen_here(monkeypatch):
     assert nats > 0.1
 
 
-def trained(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-
-
-def moved(trainer, before):
-    return [name for name, weight in trained(trainer).items() if not torch.equal(weight, before[name])]
-
-
-@pytest.mark.slow
-@by_family(fast=())
-def test_a_training_step_moves_the_weights(name, make_family_trainer):
-    trainer = make_family_trainer(name, max_steps=1, router_aux_loss_coef=0.0)
-    before = trained(trainer)
-    trainer.train()
-    assert trainer.update.layout.kind == FAMILIES[name].layout
-    assert len(moved(trainer, before)) > len(before) / 3  # experts that no token chose, vision: they stay
-    assert all(torch.isfinite(weight).all() for weight in trained(trainer).values())
-
-
 def test_falcons_attention_is_not_in_the_registry_and_the_start_finds_it(make_family_trainer):
     trainer = make_family_trainer("Falcon")
     trainer.start_check.compare(trainer.model)
@@ -85,10 +66,12 @@ def test_lora_on_all_linear_layers_trains_and_merges(name, make_family_trainer):
     peft_config = LoraConfig(r=4, target_modules="all-linear", exclude_modules=WITHOUT_LORA.get(name))
     options = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 1e-2}
     trainer = make_family_trainer(name, peft_config=peft_config, **options)
-    before = trained(trainer)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     trainer.train()
     assert trainer.update.layout.kind == FAMILIES[name].layout
-    assert moved(trainer, before)
+    after = dict(trainer.model.named_parameters())
+    assert any(not torch.equal(after[name], weight) for name, weight in before.items())
+    assert all(torch.isfinite(after[name]).all() for name in before)
     model = trainer.model.eval()
     ids = torch.arange(3, 3 + 3 * WINDOW)[None]
     with torch.no_grad():

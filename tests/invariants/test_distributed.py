@@ -7,7 +7,7 @@ import programs
 import pytest
 import torch
 import vision_models
-from deepspeed_marks import needs_deepspeed
+from sharding import needs_deepspeed
 from transformers import AutoModelForCausalLM
 
 

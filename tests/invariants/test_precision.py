@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import programs
 import pytest
-from deepspeed_marks import needs_deepspeed
 from letter_trainer import move_weights
+from sharding import needs_deepspeed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 

@@ -2,10 +2,15 @@
 
 import json
 import logging
+import re
 import shutil
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 from conftest import build_tokenizer  # noqa: F401  (its folder is on the path)
+from datasets import Dataset
 from letter_trainer import TASKS, flat_weights, make_config, played_in
 from refusals import refused
 
@@ -31,9 +36,9 @@ def letters(task, client):
     return 10.0 * (good == 2)
 
 
-def make(model, folder, agent, **options):
+def make(model, folder, agent, tasks=TASKS, **options):
     args = make_config(folder, **{"max_steps": 2, "max_completion_length": 4, "save_trajectories": True, **options})
-    return G2POTrainer(str(model), args, TASKS, agent=agent)
+    return G2POTrainer(str(model), args, tasks, agent=agent)
 
 
 def test_agent_trains_and_its_run_can_be_loaded(tmp_path, tiny_model_dir, caplog):
@@ -108,3 +113,25 @@ def test_agent_and_environment_together_are_refused(tmp_path, tiny_model_dir):
     ):
         with refused(field):
             G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, **given)
+
+
+@pytest.mark.slow
+def test_the_agent_of_the_page(tmp_path, tiny_model_dir, monkeypatch):
+    """As docs/agents.md writes it. smolagents: `tests/agents`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def guess" in block]
+    Path("guessing.py").write_text(code)
+    questions = Dataset.from_list([{"question": f"{a}+1?", "answer": str(a + 1), "number": a} for a in range(1, 9)])
+    options = {"max_completion_length": 8, "max_prompt_length": 16384}
+    trainer = make(tiny_model_dir, tmp_path / "run", "guessing.py:guess", questions, **options)
+    trainer.train()
+    trainer.close()
+    played = played_in(trainer, 1) + played_in(trainer, 2)
+    assert len(played) == 16 and {t.outcome for t in played} <= {"success", "failure"}
+    assert {len(t.steps) for t in played if t.outcome == "failure"} == {5}
+    for trajectory in played:
+        one, two = trajectory.steps[:2]
+        begun = one.prompt_ids + one.completion_ids
+        assert two.prompt_ids[: len(begun)] == begun

@@ -79,4 +79,6 @@ def test_a_step_that_rounds_away_is_told(make, monkeypatch, dtype, rate, told):
 
 
 def test_adapters_have_no_dropout_either(make_trainer):
-    check(make_trainer(peft_config=ADAPTER, **OPTIONS))
+    trainer = make_trainer(peft_config=ADAPTER, **OPTIONS)
+    check(trainer)
+    assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0

@@ -9,9 +9,9 @@ import programs
 import pytest
 import torch
 from accelerate import Accelerator
-from deepspeed_marks import needs_deepspeed
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
+from sharding import needs_deepspeed
 from spoiled_gradients import spoil
 
 from g2po_trl.ppo.critic import Critic

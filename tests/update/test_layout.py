@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
-from letter_trainer import play_batch
-from peft import LoraConfig
 from transformers import AutoConfig
 
 from g2po_trl.update import attention
@@ -90,8 +88,10 @@ def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch, name):
     assert verify_batch(trainer, batch, mini_batches) and min(looked_at) > 1
 
 
-def test_images_are_looked_at_once_a_tree_shows_some(make_family_trainer):
+def test_what_needs_no_look(make_family_trainer):
+    """Rows without common tokens; and images, of which no tree shows any yet."""
     trainer = make_family_trainer("Qwen2")
+    assert verify(trainer, [30]) and trainer.update.layout.checked_length == 0
     trainer.update.layout.has_images = True
     assert verify(trainer, [10, 12]) and trainer.update.layout.checked_length == 0
 
@@ -104,11 +104,6 @@ def test_a_look_allows_rounding_alone(make_family_trainer, monkeypatch, part, ex
     off = part * (5e-4 + 5 * 2**-23)
     monkeypatch.setattr(trainer.update, "score", lambda model, of: score(model, of) + off * ("branches" in of))
     assert verify(trainer, [20] * 6) is exact and layout.kind == layout_of[exact]
-
-
-def test_rows_without_common_tokens_need_no_look(make_family_trainer):
-    trainer = make_family_trainer("Qwen2")
-    assert verify(trainer, [30]) and trainer.update.layout.checked_length == 0
 
 
 def test_attention_that_is_not_the_configurations_is_found(make_family_trainer, monkeypatch):
@@ -138,14 +133,6 @@ def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
         resumed = make_family_trainer("Qwen2", **options)
         resumed.resumption.restore(tmp_path / folder, resumed.run_identity())
         assert (resumed.update.layout.kind, resumed.update.layout.checked_length) == wanted
-
-
-def test_dropout_is_no_difference(make_trainer):
-    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
-    trainer.model.train()
-    assert verify_batch(trainer, play_batch(trainer)) and trainer.model.training
-    assert trainer.update.layout.kind == "shared"
 
 
 def test_the_look_is_bounded(make_trainer):
