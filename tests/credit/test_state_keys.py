@@ -110,16 +110,6 @@ def test_groups_do_not_mix_and_errors_stay_out():
     assert StateGraph.from_groups([played[:2]]).num_nodes == 1
 
 
-def test_a_group_spread_over_ranks_is_merged_as_one():
-    first, second = trajectories_of([LONG]), trajectories_of([LONG.replace("four", "five")], ["elsewhere"])
-    gathered = [keys_of_groups(first, [0]), keys_of_groups(second, [0, 0])]
-    for rank in (first, second):
-        merge_similar_keys(rank, [0] * len(rank), 0.8, gathered)
-    whole = trajectories_of([LONG], [LONG.replace("four", "five")], ["elsewhere"])
-    merge_similar_keys(whole, [0, 0, 0], 0.8)
-    assert [t.steps[0].key for t in first + second] == [t.steps[0].key for t in whole]
-
-
 @pytest.mark.parametrize(
     ("state_key", "threshold"), [(None, None), ("similar", 0.9), ("similar:0.85", 0.85), ("similar:1e-1", 0.1)]
 )
@@ -167,10 +157,9 @@ def test_the_users_key_makes_the_nodes(make_trainer, options, number, keys):
     assert read_run(trainer.args.output_dir)["trainer"]["state_key"] == options.get("state_key")
 
 
-@pytest.mark.parametrize("options", [{"state_key": "similar", "key_function": str}, {"key_function": "similar"}])
-def test_keys_that_the_trainer_refuses(make_trainer, options):
+def test_two_keys_are_refused(make_trainer):
     with refused("state_key"):
-        make_trainer(**options)
+        make_trainer(state_key="similar", key_function=str)
 
 
 def test_a_normalised_key_of_a_request():

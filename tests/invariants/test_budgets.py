@@ -72,11 +72,11 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def iteration(tmp_path_factory):
-    """One iteration of 4 groups of 8, what it logged and what it cost."""
+    """One iteration of 2 groups of 8, what it logged and what it cost."""
     folder = tmp_path_factory.mktemp("budgets")
-    generate_games(folder / "games", "train", 4, seed=0, size="tiny", num_workers=1)
+    generate_games(folder / "games", "train", 2, seed=0, size="tiny", num_workers=1)
     manifest = Manifest.scan(folder / "games")
-    sizes = {"per_device_train_batch_size": 32, "num_generations": 8, "max_steps": 1, "max_turns": 15, "beta": 0.01}
+    sizes = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 1, "max_turns": 15, "beta": 0.01}
     sizes |= {"max_completion_length": 24, "max_tokens_per_micro_batch": 2048, "num_environment_workers": 2}
     args = make_config(folder / "out", seed=42, **sizes)
     trainer = G2POTrainer(

@@ -19,7 +19,7 @@ GROUPS = st.lists(st.lists(EPISODES, min_size=1, max_size=5), min_size=1, max_si
 # gamma and value_lambda
 VALUES = st.tuples(st.floats(0.1, 1.0), st.sampled_from([1.0, 0.9, 0.5, 0.0]))
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=30, deadline=None)
 
 
 def trajectories(groups, rename=str):
