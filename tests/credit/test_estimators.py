@@ -139,20 +139,19 @@ def slow_graft(group, scale, gamma, gae_lambda) -> list[float]:
             reached = {then for _, then in ahead}
         return total
 
-    credits = [[credit(edge, len(steps) - j + 1) if whole(t) else None for j, edge in enumerate(steps)]
-               for t, steps in zip(group, moves)]  # fmt: skip
-    sets, found = defaultdict(list), []
-    for steps, of in zip(moves, credits):
-        for (state, _), value in zip(steps, of):
-            sets[state] += [] if value is None else [value]
-    for steps, of in zip(moves, credits):
-        for (state, _), value in zip(steps, of):
-            if value is None or abs(value) < 1e-9 and len(sets[state]) == 1:
-                found.append(0.0)
-            elif len(sets[state]) == 1:
-                found.append(value / (abs(value) + EPSILON if scale else 1))
-            else:
-                found.append(standardised(value, sets[state], scale, 1))
+    credits, sets, found = [], defaultdict(list), []
+    for t, steps in zip(group, moves):
+        for j, edge in enumerate(steps):
+            credits.append((edge[0], credit(edge, len(steps) - j + 1) if whole(t) else None))
+    for state, value in credits:
+        sets[state] += [] if value is None else [value]
+    for state, value in credits:
+        if value is None or abs(value) < 1e-9 and len(sets[state]) == 1:
+            found.append(0.0)
+        elif len(sets[state]) == 1:
+            found.append(value / (abs(value) + EPSILON if scale else 1))
+        else:
+            found.append(standardised(value, sets[state], scale, 1))
     return found
 
 

@@ -1,28 +1,19 @@
 """Tiny models with adapters of several kinds."""
 
 import torch
+from causal_models import random_model
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 def dense():
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
+    return random_model(AutoModelForCausalLM, "qwen2", 64, tie_word_embeddings=True)
 
 
 def mixture():
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, head_dim=16)
-    )
+    return random_model(AutoModelForCausalLM, "qwen3_moe", 64)
 
 
 CASES = {

@@ -39,7 +39,7 @@ DEEPSPEED = [pytest.mark.deepspeed, needs_deepspeed]
     ("scenario", "loss_type", "sharding"),
     [
         ("groups over both ranks", "dapo", "none"),
-        ("groups over both ranks", "grpo", "none"),
+        pytest.param("groups over both ranks", "grpo", "none", marks=pytest.mark.slow),
         ("three times the samples", "dapo", "none"),
         ("a rank of errors", "dapo", "none"),
         ("a rank of errors", "ppo", "none"),
