@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from letter_graphs import GOLDEN_ADVANTAGES, episode, golden_graph, random_walks, solved_values
 
-from g2po_trl import StateGraph, g2po
+from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.credit import values
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "values.json"
@@ -86,6 +86,12 @@ def test_lambda_one_is_the_mean_return_to_the_bit(seed):
     # And the equations at lambda = 1 have the mean return as their solution.
     limit = StateGraph.from_groups(groups, 0.95, value_lambda=1 - 1e-12)
     np.testing.assert_allclose(limit.node_values, given.node_values, rtol=1e-9, atol=1e-9)
+
+
+def test_failures_without_steps_pay_nothing_to_any_node():
+    unplayed = Trajectory("t", [], 0.0, "failure", failure_reason="the prompt does not fit")
+    graph = StateGraph.from_groups([[unplayed, episode("ab", 10.0), unplayed]], 0.5, value_lambda=0.0)
+    np.testing.assert_allclose(graph.values, [2.5, 5.0], rtol=1e-12)
 
 
 def test_groups_are_solved_in_batches(monkeypatch):
