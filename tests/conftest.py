@@ -53,23 +53,13 @@ def own_files():
 
 
 def build_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from tokenizers.decoders import ByteLevel
-    from transformers import PreTrainedTokenizerFast
+    from trained_tokenizers import trained, words_of
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([WORDS] * 4, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
-    )
+    named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "padding_side": "left"}
+    first = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    fast = trained(words_of(), corpus=[WORDS] * 4, size=400, first=first, **named)
+    fast.backend_tokenizer.decoder = ByteLevel()
     fast.chat_template = CHAT_TEMPLATE
     return fast
 

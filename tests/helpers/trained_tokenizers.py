@@ -13,15 +13,15 @@ def words_of(prefix_space=False):
     return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
 
 
-def trained(pre_tokenizer, normalizer=None, added=()):
+def trained(pre_tokenizer, normalizer=None, added=(), corpus=CORPUS, size=600, first=(), **named):
+    """A tokenizer of so many tokens, of which the `first` are special; `named`: `eos_token` and the like."""
     tokenizer = Tokenizer(models.BPE())
     if pre_tokenizer is not None:
         tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    special = {"special_tokens": list(first), "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=size, show_progress=False, **special))
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(list(added))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
