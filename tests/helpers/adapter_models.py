@@ -5,15 +5,16 @@ from causal_models import random_model
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 def dense():
-    return random_model(AutoModelForCausalLM, "qwen2", 64, tie_word_embeddings=True)
+    return random_model(AutoModelForCausalLM, "qwen2", 64, **TWO_LAYERS, tie_word_embeddings=True)
 
 
 def mixture():
-    return random_model(AutoModelForCausalLM, "qwen3_moe", 64)
+    return random_model(AutoModelForCausalLM, "qwen3_moe", 64, num_hidden_layers=2)
 
 
 CASES = {
