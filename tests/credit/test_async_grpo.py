@@ -22,7 +22,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StateGraph, g2po
 from g2po_trl.credit import step_advantages
 from g2po_trl.engines.base import Completion
-from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.setup import played_as
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 
@@ -150,7 +150,7 @@ def test_rows_and_advantages_of_tools_are_those_of_our_own_rollout(page, tokeniz
     of_trl = samples_of(async_rollout_worker._AsyncRolloutLoop, Script(tokenizer), environment_factory=Dial)
     engine, script = ScriptedEngine(tokenizer, None), Script(tokenizer)
     engine.answer = lambda prompts: [Completion(*script(prompt)) for prompt in prompts]
-    factory = text_environment_factory(Dial, EpisodeLimits(TURNS), "conversation")
+    factory, _, _ = played_as(Dial, EpisodeLimits(TURNS), history="conversation")
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         actor = PromptActor(engine, ChatEncoder(tokenizer), template=WITH_ACTIONS, history="conversation")
         trajectories, _ = Player(pool, actor, EpisodeLimits(TURNS)).play([TASK] * EPISODES)
