@@ -17,7 +17,7 @@ from itertools import chain, takewhile
 
 from ..utils.errors import G2POError
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
-from .template import Prompt, PromptTooLongError, cut_middle, longest, without_images
+from .template import Prompt, PromptError, cut_middle, longest, within, without_images
 from .tokenization import ChatEncoder
 from .tool_calls import Tools, make_tool_format
 
@@ -25,12 +25,6 @@ logger = logging.getLogger(__name__)
 
 _USER, _TEXT = {"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}
 _SHORTENED_TO = 0.75  # of the limit: the next turns then continue the conversation
-
-
-class RefusedConversationError(G2POError):
-    """The chat template cannot render a conversation that an environment or an agent sent."""
-
-    reason = "conversation refused"  # for which the episode ends
 
 
 @dataclass
@@ -93,7 +87,7 @@ class ConversationEncoder:
         Over the limit, a request with `shorten` loses its oldest exchanges, down to three quarters of the limit, then
         the middle of its longest messages. System message, the messages of the task and the last one stay.
 
-        Raises `PromptTooLongError`, `RefusedConversationError` (by the chat template), or `UnreadableImageError`.
+        Raises `PromptError`, also if the chat template cannot render the conversation, or `UnreadableImageError`.
         """
         head, *exchanges = _exchanges(request.messages, request.task) if request.shorten else [request.messages]
         limit = wanted = math.inf if max_length is None else max_length
@@ -111,11 +105,8 @@ class ConversationEncoder:
             whole = self._build(shown, request.tools, Transcript(), True) if prompt.continues else prompt
             without = limit - len(whole.ids) + size(most)
             prompt = self._build(_cut(shown, longest(size, most, without)), request.tools, Transcript(), True)
-        if len(prompt.ids) > limit:
-            what = f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens"
-            remedy = f"more than max_prompt_length={max_length}: raise it, or let the agent send shorter messages"
-            raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
-        return prompt
+        what = f"the conversation of {len(request.messages)} messages has"
+        return within(prompt, max_length, what, "let the agent send shorter messages")
 
     def _size(self, messages: Sequence[Message], tools: Tools, keep: int) -> int:
         """Return the number of tokens of messages that are cut, without their images: a processor is slow."""
@@ -137,7 +128,8 @@ class ConversationEncoder:
         except G2POError:  # of an image, or of the template itself
             raise
         except Exception as error:  # templates raise errors of any class
-            raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
+            why = f"conversation refused: the chat template raises {type(error).__name__}: {error}"
+            raise PromptError(why) from error
 
     def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
         messages = one_call_each(messages) if self.tools.native and not self._renders_several_calls else messages

@@ -46,25 +46,24 @@ def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple
     """
     ended = after_end = prompt_end.rstrip().endswith("</think>")
     thoughts = depth = int(prompt_end.rstrip().endswith("<think>"))
-    unpaired, outside, behind, first = False, None, None, None  # outside thoughts; behind the last of them; anywhere
+    unpaired, outside, behind, every = False, [], [], []  # outside thoughts; behind the last of them; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
     for match in tags.finditer(completion):
-        content = match.group(1)
-        if content is not None:
-            outside = content if outside is None and depth == 0 else outside
-            behind = content if behind is None and after_end else behind
-            first = content if first is None else first
+        if (content := match[1]) is not None:
+            every.append(content)
+            outside += [content] * (depth == 0)
+            behind += [content] * after_end
             continue
-        behind, after_end = None, match.group().startswith("</")
+        behind, after_end = [], match[0].startswith("</")
         if not after_end:
             thoughts, depth = thoughts + 1, depth + 1
         elif thoughts:
             unpaired |= depth == 0
             depth, ended = max(0, depth - 1), True
         else:  # an unopened thought ends here, so a tag before it was inside
-            outside = None
-    chosen = behind if outside is None or (unpaired and behind is not None) else outside
-    return (first if chosen is None else chosen), chosen is not None and ended
+            outside = []
+    chosen = behind if behind and (unpaired or not outside) else outside
+    return next(iter(chosen or every), None), bool(chosen) and ended
 
 
 def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
@@ -217,10 +216,16 @@ class Prompt:
     continues: int = 0
 
 
-class PromptTooLongError(G2POError):
-    """The task and the actions alone exceed `max_prompt_length`."""
+class PromptError(G2POError):
+    """A prompt that cannot be made. The episode ends for the cause with which the message begins."""
 
-    reason = "prompt too long"  # for which the episode ends
+
+def within(prompt: Prompt, max_length: int | None, what: str, remedy: str) -> Prompt:
+    """Return a prompt of `what` that has at most `max_length` tokens; `PromptError` for a longer one."""
+    if max_length is not None and len(prompt.ids) > max_length:
+        why = f"prompt too long: {what} {len(prompt.ids)} tokens, more than max_prompt_length={max_length}"
+        raise PromptError(f"{why}: raise it, or {remedy}", "max_prompt_length")
+    return prompt
 
 
 def fit_prompt(
@@ -234,7 +239,7 @@ def fit_prompt(
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
     Over the limit, the oldest history is removed first, then the middle of the observation. What else is `shown`, the
-    further arguments of `PromptTemplate.messages`, stays: if it is too long alone, `PromptTooLongError` is raised.
+    further arguments of `PromptTemplate.messages`, stays: if it is too long alone, `PromptError` is raised.
     `encode` turns chat messages into (token ids, text).
     """
     images, length = shown.get("images", ()), len(observation)
@@ -252,11 +257,7 @@ def fit_prompt(
     while history and size(length) > limit:
         history = history[1:]
     prompt = Prompt(*encode(messages(longest(size, length, limit))), images, truncated=True)
-    if len(prompt.ids) > max_length:
-        what = f"the task, the admissible actions and the images alone take {len(prompt.ids)} tokens"
-        remedy = f"more than max_prompt_length={max_length}: raise it, or shorten them"
-        raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
-    return prompt
+    return within(prompt, max_length, "the task, the admissible actions and the images alone take", "shorten them")
 
 
 def without_images(messages: Sequence[Message]) -> list[Message]:

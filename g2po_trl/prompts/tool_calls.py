@@ -78,15 +78,11 @@ def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
     _, answer = split_thought(completion, prompt_end)
     if answer is None:
         return ParsedCompletion(CALL.sub("", completion).replace(OPEN_CALL, "").strip(), False)
-    completion = answer.strip()
-    if OPEN_CALL not in completion:
-        return ParsedCompletion(completion, bool(completion))
-    calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(completion))
-    try:
-        read_calls(completion)
-    except ValueError:
-        return ParsedCompletion(calls or completion, False)
-    return ParsedCompletion(calls, True)
+    answer, valid = answer.strip(), False
+    calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(answer))
+    with suppress(ValueError):
+        valid = bool(read_calls(answer) if OPEN_CALL in answer else answer)
+    return ParsedCompletion(calls or answer, valid)
 
 
 def call_in(template: PromptTemplate, action: str, valid: bool) -> str | None:

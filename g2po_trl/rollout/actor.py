@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest
-from ..prompts.conversation_encoder import ConversationEncoder, RefusedConversationError
+from ..prompts.conversation_encoder import ConversationEncoder
 from ..prompts.images import UnreadableImageError
-from ..prompts.template import DEFAULT_PROMPT, Prompt, PromptTemplate, PromptTooLongError, fit_prompt, last_steps
+from ..prompts.template import DEFAULT_PROMPT, Prompt, PromptError, PromptTemplate, fit_prompt, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
 from ..utils.errors import G2POError
@@ -243,8 +243,8 @@ class PromptSession:
                     prompt = fit_prompt(template, actor.encode, limit, **shown)
         except UnreadableImageError as error:
             return episode.end_as_unreadable(f"invalid: {error}")
-        except (PromptTooLongError, RefusedConversationError) as error:
-            return episode.give_up(f"{error.reason}: {error}")
+        except PromptError as error:
+            return episode.give_up(str(error))
         length, most = len(prompt.ids), sampling.max_completion_length
         if actor.context_length is not None and length + most > actor.context_length:
             counted = f"{length} tokens and {most} of the completion exceed the model's {actor.context_length}"

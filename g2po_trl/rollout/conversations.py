@@ -30,7 +30,7 @@ class Conversations:
     stats: RolloutStats
 
     def prompt(self, episode: Episode, request: ChatRequest) -> Prompt:
-        """Return the prompt of an episode's request. Raises `PromptTooLongError` or `RefusedConversationError`."""
+        """Return the prompt of an episode's request. Raises `PromptError`."""
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
         if episode.steps:

@@ -45,7 +45,7 @@ class RecordingVLLM:
     before had brought it.
     """
 
-    mode, logprobs, structured_outputs_regex = "colocate", 0, None
+    mode, logprobs, structured_outputs_regex, reads = "colocate", 0, None, None
 
     def __init__(self, prefix_caching=True, tensor_parallel_size=1):
         self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
@@ -78,7 +78,13 @@ class RecordingVLLM:
         answer = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
         return [
             SimpleNamespace(finished=False),
-            SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=len(prompt) - 1),
+            SimpleNamespace(
+                request_id=name,
+                finished=True,
+                outputs=[answer],
+                num_cached_tokens=len(prompt) - 1,
+                prompt_token_ids=self.reads,
+            ),
         ]
 
     def answer(self, prompts, sampling_params, **options):
@@ -233,37 +239,22 @@ def test_hit_fraction_over_ranks():
 SHOWN = [as_picture(drawing(seed, 24 * seed)) for seed in (1, 2)]
 
 
-class Core:
-    """vLLM's engine, which completes every request at once, and reads these ids in place of its prompt."""
-
-    def __init__(self, reads):
-        self.reads, self.asked = reads, {}
-
-    def add_request(self, name, prompt, parameters, lora_request):
-        self.asked[name] = prompt, parameters
-
-    def step(self):
-        output = SimpleNamespace(token_ids=[5, 1], logprobs=None)
-        common = {"outputs": [output], "prompt_token_ids": self.reads, "finished": True}
-        return [SimpleNamespace(request_id=name, **common) for name in self.asked]
-
-
 def test_an_image_is_one_token_and_what_vllm_makes_of_it_is_compared(vllm_module):
-    encoder = ImageEncoder(vision_models.FAMILIES["Qwen2.5-VL"]()[0])
+    encoder, vllm = ImageEncoder(vision_models.FAMILIES["Qwen2.5-VL"]()[0]), RecordingVLLM()
     text = f"a {encoder.token}b{encoder.token}"
     ids = encoder.ids([text], SHOWN)
     engine = RequestEngine(encoder.processor.tokenizer, [1], {"logit_bias": {7: 1.0}})
-    engine.core = Core(ids)
+    engine.core, vllm.reads = vllm.llm.llm_engine, ids
     assert engine.reads_text_because is not None
     engine.read_images(encoder)
     assert engine.reads_text_because is None and engine.processing_class is encoder.processor
     engine.submit(3, ids, Sampling(), 5, images=SHOWN)
-    ((asked, parameters),) = engine.core.asked.values()
-    assert asked["prompt_token_ids"] == encoder.processor.tokenizer(text)["input_ids"]
-    assert [image.size for image in asked["multi_modal_data"]["image"]] == [(24, 16), (48, 16)]
+    (asked,), (media,), (parameters,) = vllm.requests.values(), vllm.media, vllm.parameters
+    assert asked == encoder.processor.tokenizer(text)["input_ids"]
+    assert [image.size for image in media["image"]] == [(24, 16), (48, 16)]
     assert parameters.seed == 5 and parameters.logit_bias == {7: 1.0, **dict.fromkeys(encoder.token_ids, -100.0)}
-    assert engine.poll(0)[3].ids == [5, 1]
-    engine.core = Core(ids[1:])
+    assert engine.poll(0)[3].ids == [7]
+    vllm.reads = ids[1:]
     engine.submit(4, ids, Sampling(), images=SHOWN)
     with refused("processing_class"):
         engine.poll(0)
