@@ -6,14 +6,13 @@ chat template renders earlier messages independently of later ones. Otherwise th
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 
 from ..utils.errors import G2POError
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
@@ -55,10 +54,13 @@ class ConversationEncoder:
     """
 
     def __init__(self, encode: ChatEncoder, stop_token_ids: Iterable[int] = ()):
+        from ..utils.trl_compat import get_training_chat_template  # with torch, which is slow to import
+
         self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
-        self.tools, self.encode = make_tool_format(encode.processing_class), encode
-        own = self._continues()
-        if own < 1 + self.tools.native and (template := _training_template(encode.processing_class)) is not None:
+        self.tools, self.encode, template = make_tool_format(encode.processing_class), encode, None
+        if (own := self._continues()) < 1 + self.tools.native:
+            with suppress(ValueError, AttributeError, TypeError):  # of templates that TRL does not know
+                template = get_training_chat_template(encode.processing_class)
             self.encode = ChatEncoder(encode.processing_class, encode.text.kwargs, template)
             self.encode = self.encode if self._continues() > own else encode
         self.replaced = self.encode is not encode
@@ -132,11 +134,10 @@ class ConversationEncoder:
             raise PromptError(why) from error
 
     def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
-        messages = one_call_each(messages) if self.tools.native and not self._renders_several_calls else messages
-        try:
-            text = self._text(messages, tools)
-        except Exception:  # templates raise errors of any class
-            text = self._text(with_objects(messages), tools)
+        several = any(len(message.get("tool_calls", ())) > 1 for message in messages)
+        if several and self.tools.native and not self._renders_several_calls:
+            raise PromptError("conversation refused: the chat template writes one call a message: send one at a time")
+        text = self._text(messages, tools)
         if text.rstrip().endswith(self._ends):  # some templates take it that a call has left the model's turn open
             text += self._text([_USER], None).removeprefix(self._text([_USER], None, add_generation_prompt=False))
         return text
@@ -195,35 +196,6 @@ class ConversationEncoder:
         return False
 
 
-def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which one with several calls is split, with each call followed by its result."""
-    split: list[Message] = []
-    rest = list(messages)
-    while rest:
-        message = rest.pop(0)
-        calls = message.get("tool_calls", ())
-        for call in calls if len(calls) > 1 else ():
-            split.append({**message, "tool_calls": [call]})
-            message = {"role": "assistant", "content": ""}
-            results = takewhile(lambda later: later["role"] == "tool", rest)
-            same = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            same.sort(key=lambda result: result.get("name") != call["function"]["name"])
-            for result in same[:1]:
-                rest.remove(result)
-                split.append(result)
-        split += [message] if len(calls) < 2 else []
-    return split
-
-
-def with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
-    changed = copy.deepcopy(list(messages))
-    for function in [call["function"] for message in changed for call in message.get("tool_calls", ())]:
-        if not isinstance(function["arguments"], dict):
-            function["arguments"] = {"arguments": function["arguments"]}
-    return changed
-
-
 def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
     """Return the first `task` messages with those up to an answer, and the others, cut before each answer."""
     parts: list[list[Message]] = [list(messages[:task])]
@@ -245,12 +217,3 @@ def _calling(*names: str) -> Message:
     """Return an assistant's message with a call of each tool."""
     calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _training_template(processing_class) -> str | None:
-    """Return TRL's version of the chat template that can be continued, if it has one."""
-    from ..utils.trl_compat import get_training_chat_template  # with torch, which is slow to import
-
-    with suppress(ValueError, AttributeError, TypeError):
-        return get_training_chat_template(processing_class)
-    return None

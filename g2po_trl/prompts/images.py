@@ -20,8 +20,6 @@ from ..utils.images import PLACE, Picture
 if TYPE_CHECKING:
     import torch
 
-_PROBE = (64, 64)  # pixels
-
 
 def reads_images(processing_class) -> bool:
     """Return whether it is a processor of images and text."""
@@ -167,7 +165,7 @@ class ImageInputs:
         """Names of the inputs, and of those that have a number for each token."""
         from PIL import Image
 
-        found = self._processed([[Image.new("RGB", _PROBE)]])
+        found = self._processed([[Image.new("RGB", (64, 64))]])
         names = [name for name in found if name in self.accepted and name not in ("input_ids", "attention_mask")]
         types = [name for name in names if name.endswith("token_type_ids")]
         returned = getattr(self.processor, "return_mm_token_type_ids", True)

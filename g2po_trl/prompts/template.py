@@ -14,6 +14,7 @@ from ..utils.images import PLACE, Picture
 from .conversation import Message, without_places
 
 T = TypeVar("T")
+FALLBACK_CHARACTERS = 30  # of the end of a completion without an action, as in the released code
 
 
 class ParsedCompletion(NamedTuple):
@@ -21,9 +22,6 @@ class ParsedCompletion(NamedTuple):
 
     action: str
     valid: bool
-
-
-FALLBACK_CHARACTERS = 30  # of the end of a completion without an action, as in the released code
 
 
 def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletion:

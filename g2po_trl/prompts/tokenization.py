@@ -61,8 +61,7 @@ class ChatTemplate:
         self.reserved: list[str] = []
         self._shows = functools.cache(self._are_shown)
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-        self.kwargs = {DATE: date.today().isoformat()} if DATE in source else {}
-        self.kwargs |= kwargs or {}
+        self.kwargs = ({DATE: date.today().isoformat()} if DATE in source else {}) | (kwargs or {})
         known = [*inspect.signature(self.tokenizer.apply_chat_template).parameters, *re.findall(r"\w+", source)]
         for name in kwargs or ():
             require(name in known, "chat_template_kwargs", kwargs, f"the chat template has no variable {name!r}")

@@ -1,7 +1,4 @@
-"""Tool calls: how a model is shown tools, and how its calls are read: by its chat template, or in words.
-
-In words, a call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
-"""
+"""Tool calls: how a model is shown tools, and how its calls are read: by its chat template, or in words."""
 
 from __future__ import annotations
 
@@ -34,11 +31,10 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """Return name and arguments of each call in an action. Raises `ValueError` if there is none, or an invalid one."""
     if OPEN_CALL in CALL.sub("", action) or not (texts := CALL.findall(action)):
         raise ValueError("no complete <tool_call>…</tool_call>")
-    try:
+    with suppress(RecursionError):
         calls = [check_call(json.loads(text, parse_constant=check_call)) for text in texts]
-    except RecursionError as error:
-        raise ValueError("a call is nested too deeply") from error
-    return [(call["name"], call["arguments"]) for call in calls]
+        return [(call["name"], call["arguments"]) for call in calls]
+    raise ValueError("a call is nested too deeply")
 
 
 def check_call(call: Any) -> dict[str, Any]:
@@ -106,8 +102,7 @@ TOOL_PROMPT = PromptTemplate(
 def make_tool_format(processing_class) -> ProseTools:
     """Return the native format if the chat template renders calls and their results, and its calls can be read.
 
-    They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
-    written as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Otherwise tools are described in prose.
+    They are read by the tokenizer's response template, by TRL's for this chat template, or as JSON in `<tool_call>`.
     """
     from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
 
@@ -248,8 +243,8 @@ class NativeTools(ProseTools):
         for function in (tool.get("function", tool) for tool in tools or ()):
             schema = function.get("parameters")
             properties = schema.get("properties") if isinstance(schema, dict) else None
-            named = properties.items() if isinstance(properties, dict) else ()
-            arguments = [(str(name), _has_type(one)) for name, one in named]
+            properties = properties if isinstance(properties, dict) else {}
+            arguments = [(str(name), _has_type(one)) for name, one in properties.items()]
             if not self.comes_back(str(function.get("name")), *arguments):
                 return True
         return False
@@ -259,8 +254,7 @@ class NativeTools(ProseTools):
         properties = {argument: {"type": "string"} if has_type else {} for argument, has_type in arguments}
         parameters = {"type": "object", "properties": properties}
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}]
-        values = {argument: _ODD_TEXT if has_type else 7 for argument, has_type in arguments}
-        function = {"name": name, "arguments": values}
+        function = {"name": name, "arguments": {key: _ODD_TEXT if has_type else 7 for key, has_type in arguments}}
         call, asked = {"type": "function", "function": function}, [{"role": "user", "content": "x"}]
         with suppress(Exception):  # templates raise errors of any class
             text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,19 @@ from trl import GRPOTrainer
 
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
+from g2po_trl.prompts.template import PromptError
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import NativeTools, ProseTools
 
 USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
 ANSWER, LATE = {"role": "assistant", "content": "hm"}, {"role": "system", "content": "since then"}
+
+
+RESULT = {"role": "tool", "name": "turn", "content": "No."}
+
+
+def calling(*calls):
+    return {"role": "assistant", "content": "", "tool_calls": [*calls]}
 
 
 def made(name):
@@ -79,7 +88,7 @@ def test_ids_after_a_tool_call_are_those_of_trl(family):
     name, tokenizer, encoder = family
     if name not in NATIVE or name.startswith("lfm2"):
         pytest.skip("its tools are described in words")
-    answer = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    answer = calling(CALL, CALL)
     results = [{"role": "tool", "name": "turn", "content": text} for text in ("click", "{'error': 'stuck'}")]
     first, ids, second = play(encoder, tokenizer, "some call", answer, results, tools=TOOLS)
     theirs = tokenizer.apply_chat_template(
@@ -93,17 +102,17 @@ def test_ids_after_a_tool_call_are_those_of_trl(family):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "llama3_1", "glm4moe"])
-@pytest.mark.parametrize("tools", [None, TOOLS])
-def test_an_agent_reads_tags_that_are_special_tokens(name, tools):
+def test_an_agent_reads_tags_that_are_special_tokens(name):
     tokenizer = tokenizer_of(name)
     tokenizer.add_tokens(["<answer>", "</answer>"], special_tokens=True)
     encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
     prompt = encoder.prompt(ChatRequest([TASK[1]]), Transcript()).ids
     end = tokenizer.convert_ids_to_tokens(stop_ids(tokenizer))[0]
     ids = tokenizer(f"<answer>7</answer>{end}", add_special_tokens=False)["input_ids"]
-    message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
-    read = message.get("reasoning_content") or message["content"]  # the prompt may have opened a thought
-    assert read == encoder.decode(ids) == "<answer>7</answer>" and valid
+    for tools in (None, TOOLS):
+        message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
+        read = message.get("reasoning_content") or message["content"]  # the prompt may have opened a thought
+        assert read == encoder.decode(ids) == "<answer>7</answer>" and valid
 
 
 def test_a_tools_description_cannot_end_a_turn(family):
@@ -126,22 +135,13 @@ def test_system_messages_anywhere_are_shown(family, messages):
 
 
 @pytest.mark.parametrize("name", ["llama3_1", "gptoss", "qwen2_5"])
-def test_several_calls_of_a_message_are_rendered_afresh(name):
+def test_several_calls_of_a_message_are_rendered_or_refused(name):
     """Llama's template raises for several calls in a message, and gpt-oss's writes the first alone."""
-
-    def answer(*calls):
-        functions = [{"name": tool, "arguments": {"digit": digit}} for tool, digit in calls]
-        calls = [{"type": "function", "function": function} for function in functions]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-
     tokenizer, encoder = made(name)
-    results = [{"role": "tool", "name": tool, "content": content} for tool, content in (("look", "A"), ("turn", "B"))]
-    messages = [*TASK, answer(("turn", 7), ("look", 8)), *results, USER]
-    text = tokenizer.decode(rendered(encoder, messages, TOOLS))
-    assert text.count("look") > (name == "gptoss") and text.rindex("8") > text.rindex("7")
-    apart = [answer(("turn", 7)), results[1], answer(("look", 8)), results[0]]
-    split = rendered(encoder, [*TASK, *apart, USER], TOOLS)
-    assert (text == tokenizer.decode(split)) == (name != "qwen2_5"), "results follow the calls of their tools"
+    look = {"type": "function", "function": {"name": "look", "arguments": {"digit": 8}}}
+    with nullcontext() if name == "qwen2_5" else pytest.raises(PromptError, match="conversation refused"):
+        text = tokenizer.decode(rendered(encoder, [*TASK, calling(CALL, look), RESULT, RESULT, USER], TOOLS))
+        assert text.rindex('"digit": 8') > text.rindex('"digit": 7')
 
 
 def test_a_token_that_ends_a_message_and_begins_the_next_is_read_once():
@@ -151,16 +151,17 @@ def test_a_token_that_ends_a_message_and_begins_the_next_is_read_once():
 
 
 @pytest.mark.parametrize("arguments", ["{digit", [7], 5, True])
-def test_arguments_that_are_no_object_are_rendered(family, arguments):
-    """What a model wrote, where the conversation is rendered afresh; many templates render objects alone."""
+def test_arguments_that_are_no_object_are_rendered_or_refused(family, arguments):
+    """Of a program's own history; many templates render objects alone."""
     _, tokenizer, encoder = family
-    call = {"type": "function", "function": {"name": "turn", "arguments": arguments}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "name": "turn", "content": "No."}
-    text = tokenizer.decode(rendered(encoder, [*TASK, answer, result], TOOLS))
-    assert "turn" in text and "No." in text
-    written = arguments if isinstance(arguments, str) else str(arguments)
-    assert written.lower() in text.lower() or encoder.tools.native
+    answer = calling({"type": "function", "function": {"name": "turn", "arguments": arguments}})
+    try:
+        text = tokenizer.decode(rendered(encoder, [*TASK, answer, RESULT], TOOLS))
+    except PromptError as error:
+        assert str(error).startswith("conversation refused: the chat template raises")
+    else:
+        assert "turn" in text and "No." in text
+        assert str(arguments).lower() in text.lower() or encoder.tools.native
 
 
 @pytest.fixture(scope="module")
@@ -264,25 +265,15 @@ def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
         encoder.prompt(ChatRequest(long_conversation(11)), Transcript(), limit)
 
 
-def test_long_first_message_loses_its_middle_in_later_prompts_too(qwen):
+def test_a_long_task_stays_after_an_example_and_loses_its_middle(qwen):
     tokenizer, encoder = qwen
-    messages = [TASK[0], {"role": "user", "content": "begin " + "x " * 500 + " finish"}]
-    for number in range(3):
-        prompt = encoder.prompt(ChatRequest(messages, shorten=True), Transcript(), 100)
-        text = tokenizer.decode(prompt.ids)
-        assert 90 <= len(prompt.ids) <= 100 and prompt.truncated and "Be brief." in text
-        assert "begin" in text and "finish" in text and (number == 0 or f"seen {number - 1}" in text)
-        messages += [{"role": "assistant", "content": f"act {number}"}, {"role": "user", "content": f"seen {number}"}]
-
-
-def test_task_after_an_example_stays(qwen):
-    tokenizer, encoder = qwen
-    example = [{"role": "user", "content": "An example."}, {"role": "assistant", "content": "Its answer."}]
-    messages = [TASK[0], *example, TASK[1], *long_conversation(20)[2:]]
-    prompt = encoder.prompt(ChatRequest(messages, shorten=True, task=4), Transcript(), 200)
+    long = {"role": "user", "content": "begin " + "x " * 500 + " finish"}
+    messages = [TASK[0], USER, ANSWER, long, *long_conversation(20)[2:]]
+    prompt = encoder.prompt(ChatRequest(messages, shorten=True, task=4), Transcript(), 150)
     text = tokenizer.decode(prompt.ids)
-    assert prompt.truncated and "Open the safe." in text and "Its answer." in text and "seen 19" in text
-    assert [m["content"] for m in prompt.messages[4:6]] != ["act 0", "seen 0"]
+    assert 140 <= len(prompt.ids) <= 150 and prompt.truncated
+    assert all(part in text for part in ("Be brief.", "hm", "begin", "finish", "seen 19"))
+    assert [message["content"] for message in prompt.messages[4:6]] == ["act 19", "seen 19"]
 
 
 def test_text_between_turns_without_an_end_token_is_kept():
@@ -307,8 +298,7 @@ def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     saved = AutoTokenizer.from_pretrained(tmp_path)
     assert (saved.chat_template == own) == (not encoder.replaced)
     again = ConversationEncoder(ChatEncoder(saved), stop_ids(saved))
-    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    request = ChatRequest([*TASK, answer, {"role": "tool", "name": "turn", "content": "No."}, USER], TOOLS)
+    request = ChatRequest([*TASK, calling(CALL), RESULT, USER], TOOLS)
     prompts = [one.prompt(request, Transcript()).ids for one in (encoder, again)]
     assert prompts[0] == prompts[1] and not again.replaced and type(again.tools) is type(encoder.tools)
     call = tokenizer('<tool_call>\n{"name": "turn", "arguments": {"digit": 7}}\n</tool_call>')["input_ids"]
@@ -320,17 +310,11 @@ def test_template_that_raises_any_error_for_calls_gets_prose():
     tokenizer = tokenizer_of("qwen2_5")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content + (m.tool_calls or '') }}{% endfor %}"
     encoder = ConversationEncoder(ChatEncoder(tokenizer))
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "No."}]
-    assert '"digit": 7' in encoder.prompt(ChatRequest(messages, TOOLS), Transcript()).text
+    assert '"digit": 7' in encoder.prompt(ChatRequest([USER, calling(CALL), RESULT], TOOLS), Transcript()).text
 
 
 def test_prose_describes_tools_and_writes_calls_and_results_as_text():
-    messages = [
-        TASK[1],
-        {"role": "assistant", "content": "hm", "tool_calls": [CALL]},
-        {"role": "tool", "content": "click"},
-    ]
-    rendered, tools = ProseTools().render(messages, TOOLS)
+    rendered, tools = ProseTools().render([TASK[1], {**calling(CALL), "content": "hm"}, RESULT], TOOLS)
     assert tools is None and [m["role"] for m in rendered] == ["system", "user", "assistant", "user"]
     assert json.dumps(TOOLS[0]["function"]) in rendered[0]["content"]
     assert rendered[2]["content"] == 'hm\n<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>'
