@@ -113,7 +113,7 @@ def check_rows(environment_factory, name: str, dataset) -> None:
     is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0
     is_written = is_dataset and dataset.format["format_kwargs"].get("transform") is _decoded  # by `tasks_dataset`
     fits = is_written or is_dataset and dataset.format["type"] is None and COLUMN not in dataset.column_names
-    remedy = "pass a Dataset with one row per task and without a format, e.g. tasks_dataset([{'seed': 1}])"
+    remedy = "pass a Dataset with one row per task, e.g. tasks_dataset([{'seed': 1}]), or a table.with_format(None)"
     require(fits, f"{name}_dataset", dataset, remedy)
     are_alike = not is_written and not environments_of(environment_factory)
     for number, row in enumerate(dataset.select([0]) if are_alike else dataset, 1):
