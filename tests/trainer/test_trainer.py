@@ -137,7 +137,7 @@ def test_train_on_letters_raises_the_success_rate(make_trainer, tmp_path):
     before = trainer.evaluate()["eval_success_rate"]
     trainer.train()
     after = trainer.evaluate()["eval_success_rate"]
-    assert before < 0.5 and after > 0.9
+    assert before < 0.3 and after > 0.8
     entries = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
     assert [entry["success_rate"] for entry in entries] == [before, after]
     assert entries[0]["panel"] == entries[1]["panel"] and entries[0]["episodes"] == 64
