@@ -16,7 +16,7 @@ autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 default_role = "code"  # docstrings have names in single backticks
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = html_short_title = "g2po-trl"
@@ -29,6 +29,9 @@ exclude_patterns = ["_build", "release", "contributing"]
 suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here
 # The pages beside raw values are not of the site: what links to them downloads them.
 BESIDE_RAW_VALUES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+\.md)(?:#[^)]*)?\)")
+# An entry of docs/configuration.md: name, type, rest of the parentheses, text.
+FIELD = re.compile(r"^- `(\w+)` \((`[^`]+`), (.*?)\): (.*)$", re.MULTILINE)
+NUMBERS = re.compile(r"[−+±]?\d[\d\s.,%±×−+–/\[\]]*(?: ?(?:MB|GB|s|ms|points))?")  # a cell that must not wrap
 # Docstrings are read in editors and have Markdown's names, links and blocks; autodoc reads reStructuredText.
 MARKDOWN = (
     (re.compile(r"\[(`[\w.]+`)\]"), r"\1"),
@@ -51,6 +54,19 @@ def link_files(app, name, source):
         source[0] = source[0].replace("orphan: true", "orphan: true\nnosearch: true", 1)
 
 
+def list_fields(app, name, source):
+    """Make the fields of a configuration a definition list, each with an anchor: configuration.html#value-lambda."""
+    seen = set()
+
+    def definition(found):
+        label = found[1] if found[1] not in seen else f"ppo-{found[1]}"
+        seen.add(found[1])
+        return f"({label})=\n`{found[1]}` ({found[2]}, defaults to {found[3]})\n: {found[4]}\n"
+
+    if name == "configuration":
+        source[0] = FIELD.sub(definition, source[0])
+
+
 def block(code):
     return ".. code-block:: python\n\n" + re.sub(r"^(?=.)", "    ", code, flags=re.MULTILINE)
 
@@ -69,7 +85,12 @@ def to_restructured_text(app, what, name, obj, options, lines):
 
 
 class Translator(HTML5Translator):
-    """Writes formulas as MathML, which browsers draw without a script, also offline."""
+    """Writes formulas as MathML, which browsers draw without a script, also offline; keeps numbers on one line."""
+
+    def visit_entry(self, node):
+        if NUMBERS.fullmatch(node.astext().strip()):
+            node["classes"].append("nowrap")
+        super().visit_entry(node)
 
     def visit_math(self, node):
         self.body.append(convert(node.astext()))
@@ -83,4 +104,5 @@ class Translator(HTML5Translator):
 def setup(app):
     app.set_translator("html", Translator)
     app.connect("source-read", link_files)
+    app.connect("source-read", list_fields)
     app.connect("autodoc-process-docstring", to_restructured_text, priority=400)  # before napoleon

@@ -1,6 +1,6 @@
-"""Draw README's figures from the library and from raw values: docs/_static/{credit,learning}.svg, light and dark.
+"""Draw the figures of README and the site into docs/_static, light and dark: `python docs/make_figures.py`.
 
-python docs/make_figures.py
+Numbers are computed by the library (credit) or read from raw values (learning); loop, history and tree have none.
 """
 
 import gzip
@@ -27,9 +27,11 @@ STYLE = """<style>
 text { font: 15px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
 .title { font-weight: 600; font-size: 17px } .small { font-size: 13px; fill: #59636e } .num { font-weight: 600 }
 .box { fill: #f6f8fa; stroke: #818b98 } .grid { stroke: #d1d9e0 } .line { fill: none; stroke-width: 2.5 }
+.mark { fill: #dafbe1; stroke: #1a7f37 }
 LIGHT
 @media (prefers-color-scheme: dark) {
 text { fill: #f0f6fc } .small { fill: #9198a1 } .box { fill: #212830; stroke: #656c76 } .grid { stroke: #3d444d }
+.mark { fill: #12361f; stroke: #3fb950 }
 DARK
 }
 </style>"""
@@ -52,10 +54,9 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
     return f'<text x="{x:.4g}" y="{y:.4g}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def box(x: float, y: float, words: str) -> str:
-    return f'<rect class="box" x="{x - 34}" y="{y - 16}" width="68" height="32" rx="8"/>' + text(
-        x, y + 5, words, "", "middle"
-    )
+def box(x: float, y: float, words: str, width: int = 68, kind: str = "box") -> str:
+    place = f'x="{x - width / 2:g}" y="{y - 16:g}" width="{width}" height="32"'
+    return f'<rect class="{kind}" {place} rx="8"/>' + text(x, y + 5, words, "", "middle")
 
 
 def step(start: tuple, end: tuple, action: str, advantages: list[float], dy: int = -24) -> str:
@@ -127,6 +128,59 @@ def learning() -> str:
     return svg(720, 400, "Success of G2PO, GiGPO and GRPO in training and on held-out games", parts)
 
 
+def loop() -> str:
+    """One iteration: what goes in and comes out of each stage."""
+    stages = [("tasks", "rows of the dataset"), ("rollout", "8 attempts each"), ("trajectories", "plain data")]
+    stages += [("state graph", "equal states merge"), ("advantages", "one for each step"), ("loss", "TRL's GRPO")]
+    parts, places = [], [75 + 160 * number for number in range(len(stages))]
+    for place, (name, note) in zip(places, stages):
+        kind = "mark" if name in ("state graph", "advantages") else "box"
+        parts += [box(place, 40, name, 116, kind), text(place, 76, note, "small", "middle")]
+    for place in places[:-1]:
+        parts += [
+            f'<line class="line good" marker-end="url(#good)" x1="{place + 58}" y1="40" x2="{place + 101}" y2="40"/>'
+        ]
+    back = f"M{places[-1]} 86 V112 H{places[1]} V86"
+    parts += [f'<path class="line good" marker-end="url(#good)" d="{back}"/>']
+    parts += [text((places[1] + places[-1]) / 2, 132, "the updated model plays the next iteration", "small", "middle")]
+    return svg(950, 145, "One iteration: tasks, rollout, trajectories, state graph, advantages, loss", parts)
+
+
+def history() -> str:
+    """The prompts of four turns by window and by conversation; what an earlier prompt has already is marked."""
+    parts = [text(20, 24, "history: window", "title"), text(440, 24, "history: conversation", "title")]
+    for turn in range(1, 5):
+        y = 24 + 42 * turn
+        past = [part for one in range(1, turn) for part in (f"o{one}", f"a{one}")]
+        for left, shown in ((20, past[-4:]), (440, past)):
+            in_conversation = left > 20
+            parts += [box(left + 28, y, "rules", 56, "mark" if turn > 1 else "box")]
+            for number, words in enumerate([*shown, f"o{turn}"]):
+                seen = in_conversation and number < len(shown)
+                parts += [box(left + 82 + 44 * number, y, words, 40, "mark" if seen else "box")]
+    parts += [text(20, 224, "o: observation, a: completion", "small")]
+    parts += [text(440, 224, "green: begins the prompt before, so processed once", "small")]
+    return svg(880, 236, "Prompts of four turns, by window and by conversation", parts)
+
+
+def tree() -> str:
+    """Three step samples and the tree in which each shared token stands once."""
+    parts = [text(20, 24, "three step samples, 11 tokens", "title"), text(400, 24, "one row, 7 tokens", "title")]
+    for row, (tokens, shared) in enumerate((("ABcd", 0), ("ABcef", 3), ("Ag", 1))):
+        for place, token in enumerate(tokens):
+            kind = "mark" if place < shared else "box"
+            parts += [box(40 + 44 * place, 62 + 44 * row, token, 40, kind)]
+    places = {"A": (420, 106), "B": (500, 84), "c": (580, 84), "d": (660, 62), "e": (660, 106), "f": (740, 106)}
+    places["g"] = (500, 150)
+    for start, end in ("AB", "Bc", "cd", "ce", "ef", "Ag"):
+        (x, y), (to_x, to_y) = places[start], places[end]
+        parts += [f'<line class="grid" stroke-width="2" x1="{x + 20}" y1="{y}" x2="{to_x - 20}" y2="{to_y}"/>']
+    parts += [box(*place, token, 40) for token, place in places.items()]
+    parts += [text(20, 196, "green: already in an earlier sample", "small")]
+    parts += [text(400, 196, "a token attends to the tokens on its way from the root", "small")]
+    return svg(800, 210, "Step samples with common prefixes, and the tree that is processed", parts)
+
+
 if __name__ == "__main__":
-    for draw in (credit, learning):
+    for draw in (credit, learning, loop, history, tree):
         (DOCS / "_static" / f"{draw.__name__}.svg").write_text(draw(), encoding="utf-8")

@@ -46,8 +46,14 @@ HEAD = """# Configuration
 *Written by `python docs/make_reference.py` from the code.*
 
 `G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). These
-fields are new or have another default, which is in parentheses. In recipes, each field is a flag and a YAML key.
+fields are new or have another default, in parentheses after the type. In recipes, each field is a flag and a YAML key.
 [Hyperparameters](hyperparameters.md) has starting values, [the method](method.md#estimators) the estimators."""
+
+
+def type_of(field) -> str:
+    """Return the type as it is written, without `None`, which is then the default."""
+    written = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    return f"`{re.sub(r' ?[|] ?None', '', written)}`"
 
 
 def default_of(field) -> str:
@@ -65,7 +71,9 @@ def rows_of(config: type, parent: type) -> dict[str, str]:
             continue
         text = field.metadata.get("help", "")
         note = f"; {parent.__name__}: {default_of(inherited[field.name])}" if changed else ""
-        rows[field.name] = f"- `{field.name}` ({default_of(field)}{note}): {text[:1].upper()}{text[1:]}"
+        rows[field.name] = (
+            f"- `{field.name}` ({type_of(field)}, {default_of(field)}{note}): {text[:1].upper()}{text[1:]}"
+        )
     return rows
 
 
