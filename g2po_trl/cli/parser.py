@@ -169,13 +169,13 @@ class Parser(argparse.ArgumentParser):
         asks_help = flags.pop("help", False)
         if unknown and not asks_help:
             raise G2POError(unknown_flag(unknown[0], self._option_string_actions), unknown[0])
-        file = flags.pop("config", None)
-        keys = config(file, flags) if config else {}
+        keys = config(flags.pop("config", None), flags) if config else {}
+        file = getattr(keys, "path", "the config file")
         if word := next((name for name in keys if name not in self.fields), None):
             known = nearest(word, self.fields, "--help lists the flags")
-            raise G2POError(f"{word} is not a key of the config file: {known}", "config", word)
+            raise G2POError(f"{word} is not a key of {file}: {known}", "config", word)
         for name, value in keys.items():
-            remedy = f"write a value in {file or 'the config file'}, or remove the line"
+            remedy = f"write a value in {file}, or remove the line"
             require(value is not None or name in self.optional, name, None, remedy)
         given = {**{name: self._of_file(name, value) for name, value in keys.items()}, **flags}
         if asks_help:
@@ -238,13 +238,19 @@ class Parser(argparse.ArgumentParser):
         return self.format_help()
 
 
-def read_config(path: str | Path, field: str = "config") -> dict[str, Any]:
+class ConfigKeys(dict[str, Any]):
+    """The keys of a YAML file, with its `path` for messages."""
+
+
+def read_config(path: str | Path, field: str = "config") -> ConfigKeys:
     """Return the keys of a YAML file. Errors name the `field`."""
     import yaml
 
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        return {name.replace("-", "_"): value for name, value in keys.items()}
+        found = ConfigKeys((name.replace("-", "_"), value) for name, value in keys.items())
+        found.path = path
+        return found
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         remedy = f"write lines like max_steps: 100; it cannot be read ({' '.join(str(error).split())})"
         raise G2POError(f"{field} is {str(path)!r}: {remedy}", field, path) from error

@@ -34,11 +34,7 @@ def recipes_of(command: str) -> dict[str, Path]:
 
 
 def find_config(name: str, option: str = "config", kind: str = "") -> Path:
-    """Return a YAML file by its path, or a bundled one by its name: `alfworld/tiny`, or `tiny` with `kind="alfworld"`.
-
-    Raises:
-        G2POError: if there is none; it names `option`.
-    """
+    """Return a YAML file by its path, or a bundled one by name: `alfworld/tiny`, or `tiny` with `kind="alfworld"`."""
     file = f"{name.removesuffix('.yaml')}.yaml"
     for path in (Path(name), RECIPES / kind / file, RECIPES / file):
         if path.is_file():

@@ -86,6 +86,7 @@ print(json.dumps(loaded))
 
 def test_what_needs_no_arguments(capsys):
     assert all(f"\n  {name} " in HELP for name in COMMANDS)
+    assert outcome(capsys, "--help") == (0, HELP, "")
     assert f"torch          {version('torch')}\n" in outcome(capsys, "version")[1]
 
 
@@ -97,6 +98,7 @@ SEVERAL = "from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass\
     [
         ("trian", 2, "did you mean train?"),
         ("init .", 1, "environment.py, tasks.jsonl"),
+        ("init tasks.jsonl", 1, "tasks.jsonl"),
         ("check nowhere:Env", 1, "nowhere:Env"),
         *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in ("play", "train", "serve")),
         ("play --line 99", 1, "line is 99"),

@@ -116,7 +116,7 @@ def test_a_file_may_have_what_a_library_takes(file, text, value):
         ("here --engine vlm", None, "--engine: "),
         ("", None, "FOLDER"),
         ("here --config none.yaml", None, "config is 'none.yaml'"),
-        ("here", "lerning_rate: 1", "did you mean learning_rate?"),
+        ("here", "lerning_rate: 1", "a.yaml: did you mean learning_rate?"),
         *(("here", f"max_turns: {value}", "--max-turns: ") for value in ("many", "true", "1.5", "[1]")),
         *(("here", text, f"--{text.partition(':')[0]}") for text in ("serve: 3", "keys: [1]", "engine: vlm")),
         *(("here", text, "a.yaml") for text in ("", "- 1", "a: [1", "max_turns:")),

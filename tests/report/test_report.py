@@ -49,12 +49,6 @@ def test_the_numbers_of_a_run(run, capsys):
     assert rounded((run / "other" / "analysis.json").read_text())["gamma"] == 0.5
 
 
-def test_a_run_of_evaluations_has_no_report(tmp_path):
-    write_jsonl(tmp_path / "trajectories" / "eval-000000.jsonl", [episode("ab", 1.0)])
-    with refused("run"):
-        main([str(tmp_path)])
-
-
 def lines_of(*rollouts, run=None, evaluations=()):
     """The five lines of iterations, as name -> text."""
     iterations = [Iteration(number, groups) for number, groups in enumerate(rollouts, 1)]

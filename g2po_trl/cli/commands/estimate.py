@@ -46,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings["model_name_or_path"] = settings["model_name_or_path"] or recipe.model
     sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
     plan = Plan(settings, options.num_processes or 1, sharded)
-    means = {"turns": options.mean_turns, "prompt_tokens": options.prompt_tokens}
-    means |= {"completion_tokens": options.completion_tokens}
-    means = {name: value for name, value in means.items() if value is not None}
+    means = {name: getattr(options, name) for name in ("mean_turns", "prompt_tokens", "completion_tokens")}
+    means = {name.removeprefix("mean_"): value for name, value in means.items() if value is not None}
     require(not (options.like and means), "like", options.like, "leave it out, or the mean turns and tokens")
     of_run = options.like and Episodes.of_log(load_log(options.like), str(options.like))
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9

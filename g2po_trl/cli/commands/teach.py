@@ -22,9 +22,8 @@ FILE.py     --train-config FILE        has the tasks, model and prompts; default
             --expert FILE.py:NAME      default: `expert` in FILE.py, a function (environment) or (messages, tools)
             --demonstrations FILE, --random-episodes N    instead: recorded trajectories, played again; random episodes
             --num-episodes N, --demonstration-turns N    the expert's episodes and their length; successes are taught
-samples     --num-demonstrations N, --learning-rate X, --per-device-train-batch-size N
-exam        --target-success X         stop at this success rate on other training tasks
-            --exam-steps N, --num-exam-tasks N, --temperature X, --max-turns N
+learning    --num-demonstrations N, --learning-rate X, --per-device-train-batch-size N
+exam        --target-success X (stop at this rate on other training tasks), --exam-steps N, --num-exam-tasks N
 
 g2po teach TARGET --help-all: every flag, with its default.
 """
