@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -44,18 +45,19 @@ def describe_error(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ImportError):
         return missing_extra(error)
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # of Rust's libraries: safetensors, tokenizers
+        error = OSError(int(found[1]), os.strerror(int(found[1])))
     if type(error).__name__ == "SafetensorError":
         return f"a file of weights is damaged ({error}): restore it, or pass another model"
     if not isinstance(error, OSError):
         return None
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         what = f"the disk is full: {error.filename or 'the output'} cannot be written ({error.strerror})"
         return f"{what}. Free some space, and continue by the same command with --resume-from-checkpoint auto"
     if error.errno in _PATHS and error.filename:
         return f"{error.filename} cannot be opened or written ({error.strerror}): choose another path"
-    if any(words in str(error) for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
-        first = str(error).strip().splitlines()[0]
-        return f"the model is neither a folder nor available from the Hub: {first} Without network: --model FOLDER"
+    if type(error) is OSError and error.errno is None:  # of transformers
+        return f"the model cannot be loaded: {str(error).strip().splitlines()[0]} Without network: --model FOLDER"
     return None
 
 

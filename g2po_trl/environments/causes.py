@@ -27,8 +27,9 @@ _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also
 _OF_CONNECTIONS = frozenset(
     "aiohttp.ClientConnectionError aiohttp.ClientPayloadError aiohttp.ServerTimeoutError anthropic.APIConnectionError "
     "httpx.NetworkError httpx.TimeoutException httpx.RemoteProtocolError httpx.ProxyError openai.APIConnectionError "
-    "requests.ConnectionError requests.Timeout requests.ChunkedEncodingError websockets.ConnectionClosed "
-    "websocket.WebSocketConnectionClosedException websocket.WebSocketTimeoutException".split()
+    "requests.ConnectionError requests.Timeout requests.RetryError requests.ChunkedEncodingError "
+    "websockets.ConnectionClosed websocket.WebSocketConnectionClosedException "
+    "websocket.WebSocketTimeoutException".split()
 )
 
 
@@ -46,12 +47,12 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
     """
     for part in inner(error):
         chain = _chain(part)
-        places = (part, getattr(part, "reason", None), getattr(part, "response", None))
+        raised = chain if wrapped else [part]
+        places = [*raised, *(getattr(one, name, None) for one in raised for name in ("reason", "response"))]
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
-        if any(isinstance(code, int) and (code == 429 or 500 <= code < 600) for code in status):  # overloaded or down
-            return True
-        could_be = (*places, *(chain if wrapped else ()))
-        is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _names(one) & _OF_CONNECTIONS for one in could_be)
+        if any(isinstance(code, int) and (code in (408, 429) or 500 <= code < 600) for code in status):
+            return True  # overloaded or down
+        is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _names(one) & _OF_CONNECTIONS for one in places)
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
         if is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError):
             return True

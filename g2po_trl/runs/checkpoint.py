@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,6 +33,7 @@ from .ownership import STAGING, checkpoints_in, note_written, read_description, 
 
 STATE, _DIGESTS = "g2po_state.json", "file_digests.json"
 _WEIGHTS = (".safetensors", ".bin")
+_OF_DISK = r"StreamWriter|inline_container|\(os error \d+\)"
 _TENSOR = "<tensor>"  # in step samples: a tensor of the file by its number
 
 
@@ -194,15 +196,16 @@ class AtomicCheckpoint:
         try:
             with _removed_on_failure(staged):
                 yield staged
+                if Path(state.best_model_checkpoint or run_dir) == staged:
+                    state.best_model_checkpoint = str(final)
+                accelerator.wait_for_everyone()
+                if args.should_save:
+                    state.save_to_json(str(staged / "trainer_state.json"))
+                    files = [path for path in staged.rglob("*") if path.is_file()]
+                    write_json(staged / _DIGESTS, {str(path.relative_to(staged)): _digest(path) for path in files})
         finally:
             self.is_open = False
-        if Path(state.best_model_checkpoint or run_dir) == staged:
-            state.best_model_checkpoint = str(final)
-        accelerator.wait_for_everyone()
         if args.should_save:
-            state.save_to_json(str(staged / "trainer_state.json"))
-            files = [path for path in staged.rglob("*") if path.is_file()]
-            write_json(staged / _DIGESTS, {str(path.relative_to(staged)): _digest(path) for path in files})
             note_written(run_dir, name)
             remove(final)
             os.rename(staged, final)
@@ -216,10 +219,11 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     """Free the disk if a model or checkpoint cannot be written, and raise an error of one line."""
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        of_torch = "StreamWriter" in str(error) or "inline_container" in str(error)  # torch.save's has no class
-        if isinstance(error, RuntimeError) and not of_torch:
+        # Those of torch.save and of tokenizers have no class.
+        of_disk = isinstance(error, (OSError, SafetensorError)) or re.search(_OF_DISK, str(error))
+        if not of_disk:
             raise
         run_dir = str(folder.parent.parent)
         message = f"output_dir is {run_dir!r}: {folder.name} cannot be written there ({error}): free space"
@@ -237,7 +241,8 @@ def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
 
 def load_weights(model: PreTrainedModel, folder: str | Path) -> None:
     """Load a checkpoint's weights into a model, by the conversion from the Hub's names to the model's."""
-    loaded = type(model).from_pretrained(str(folder), dtype=model.dtype)
+    is_mixed = len({weight.dtype for weight in model.parameters()}) > 1  # such as a float32 head over bfloat16
+    loaded = type(model).from_pretrained(str(folder), dtype=torch.float32 if is_mixed else model.dtype)
     model.load_state_dict(loaded.state_dict())
 
 

@@ -15,7 +15,6 @@ from .metrics import Summary
 
 ALMOST_NONE, MOST, NEARLY_ALL = 0.01, 0.5, 0.9  # of completions, actions, groups or episodes
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
-OVERFLOW = "context overflow"  # failure reason of a prompt that exceeds the model's context
 
 
 class Tally(Counter):
@@ -31,7 +30,8 @@ class Tally(Counter):
             successes=totals["success_rate"],
             rewarded=totals["rewarded"],  # succeeded, or had a positive reward
             ended=totals["ended"],  # by the environment itself
-            overflows=numbers["reason", OVERFLOW],
+            early=totals["failure_reason_rate"],
+            **{f"reason {name[1]}": number for name, number in numbers.items() if name[0] == "reason"},
             completions=numbers["valid_action_ratio"],
             valid=totals["valid_action_ratio"],
             cut=totals["cut"],  # reached `max_completion_length`, if it is not that of short actions
@@ -60,6 +60,12 @@ class Tally(Counter):
         tally.add([list(map(record, group)) for group in groups], Summary.of([*chain(*groups, replaced)]))
         return tally
 
+    @property
+    def reason(self) -> str:
+        """The most common reason for which episodes ended early."""
+        reasons = [name for name in self if name.startswith("reason ")]
+        return max(reasons, key=self.get, default="").removeprefix("reason ")
+
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
         return dict(self)
@@ -79,8 +85,8 @@ class Cause(Enum):
         "Make reset deterministic in the task's columns, and leave times and random names out of the first state_key.",
     )
     CONTEXT_OVERFLOW = (
-        lambda t: t["overflows"] > MOST * t["counted"],
-        "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
+        lambda t: t["reason context overflow"] > MOST * t["counted"],
+        "{reason context overflow:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
         "Lower max_prompt_length so that prompt and completion fit, or shorten observations.",
     )
     SINGLE_STATE = (
@@ -123,6 +129,16 @@ class Cause(Enum):
         "{admissible:,} of {listed:,} actions were among those that the environment listed",
         "Use a stronger model, or fine-tune it on demonstrations (`g2po teach`).",
     )
+    ENDED_EARLY = (
+        lambda t: t["early"] > MOST * t["counted"],
+        "{early:,} of {counted:,} episodes ended early, most of them by {reason!r}",
+        "Fix what raised, raise the limit, or shorten prompts: `failure_reason` in trajectories/ has the details.",
+    )
+    NOT_ENDED = (
+        lambda t: t["counted"] and not t["ended"],
+        "None of {counted:,} episodes came to an end within its turns",
+        "Raise max_turns, use tasks that need fewer steps, or fine-tune the model first (`g2po teach`).",
+    )
     EQUAL_REWARDS = (
         lambda t: not t["unequal_groups"],
         "Nothing to compare: {successes:,} of {episodes:,} episodes succeeded, with equal rewards in each group",
@@ -156,12 +172,14 @@ def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     compares = row.compares if row else None  # `None`: an own estimator, or a critic, may learn from equal rewards
     causes = [Cause.ERRORS, Cause.CUT_OFF, *FAULTS[:3]]
     if not tally["unequal_groups"]:
-        causes += [] if tally["successes"] else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Cause.NO_REWARD]
+        of_model = [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED]
+        causes += [] if tally["successes"] else [*of_model, Cause.ENDED_EARLY, Cause.NO_REWARD, Cause.NOT_ENDED]
         causes += [Cause.EQUAL_REWARDS] if compares or tally["successes"] in (0, tally["counted"]) else []
     elif compares == "steps" and not estimator.startswith(_EPISODES_ALONE):
         causes.append(Cause.NEVER_COMPARED)
     found = (cause for cause in causes if cause.holds(tally))
-    return next((Finding(cause, cause.wording[0].format(**tally), cause.wording[1]) for cause in found), None)
+    facts = {**tally, "reason": tally.reason}
+    return next((Finding(cause, cause.wording[0].format(**facts), cause.wording[1]) for cause in found), None)
 
 
 def verdict_of(groups: Sequence, described: Mapping[str, Any], replaced: Sequence = ()) -> Finding | None:

@@ -40,6 +40,7 @@ def context_length(config: PretrainedConfig) -> int | None:
     if longest is None:
         return None
     parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping) and part.get("factor")]
+    parts = [part for part in parts if part.get("rope_type") not in ("linear", "llama3")]  # the number is scaled
     scaled = (int((part.get("original_max_position_embeddings") or longest) * part["factor"]) for part in parts)
     return max([longest, *scaled])
 

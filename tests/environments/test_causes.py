@@ -122,9 +122,10 @@ def test_who_caused_an_exception(case):
     assert has_gone(error) == (case in GONE), repr(error)
 
 
-def test_an_exception_that_is_raised_in_place_of_another():
+@pytest.mark.parametrize("case", ["urllib", "a service is overloaded"])
+def test_an_exception_that_is_raised_in_place_of_another(case):
     error = ValueError("there is no such page")
-    error.__cause__ = raised(ENVIRONMENTS["urllib"])
+    error.__cause__ = raised(ENVIRONMENTS[case])
     assert is_of_environment(error) and not is_of_environment(error, wrapped=False), "the tool tells the model"
     assert in_words(error) == "ValueError: there is no such page"
 

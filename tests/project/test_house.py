@@ -55,7 +55,7 @@ BUDGETS = {
     "rollout": 1220,
     "credit": 1700,
     "update": 2300,
-    "runs": 1900,
+    "runs": 1925,
     "evaluation, check": 1800,
     "teach": 700,
     "report, logs": 1100,

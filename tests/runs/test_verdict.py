@@ -28,7 +28,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
     ("groups", "reason"),
     [
         ([LOST] * 3, Cause.NO_REWARD),
-        ([[episode(outcome="truncated")] * 2], Cause.EQUAL_REWARDS),
+        ([[episode(outcome="truncated")] * 2], Cause.NOT_ENDED),
         ([WON, WON], Cause.EQUAL_REWARDS),
         ([WON, LOST], Cause.EQUAL_REWARDS),
         ([ERRORS, ERRORS], Cause.ERRORS),
@@ -135,6 +135,11 @@ GOOD = pair("ab", "ac", won=True)
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
     tally = Tally.of(groups)
     assert [cause for cause in FAULTS if cause.holds(tally)] == faults
+
+
+def test_what_ended_the_episodes_is_told_before_the_model_is_blamed():
+    found = verdict(Tally.of([pair("ab", "ac", reason="agent error: KeyError"), pair("ab", "ac", reason="x")]))
+    assert found.cause is Cause.ENDED_EARLY and "agent error" in found.seen
 
 
 def test_of_a_model_whose_actions_have_no_effect_the_states_say_nothing():

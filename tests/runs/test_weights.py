@@ -31,6 +31,16 @@ def test_weights_of_each_family_are_loaded_to_the_bit(family, tmp_path):
     assert digests(saved) == digests(other)
 
 
+def test_a_head_in_float32_over_bfloat16_keeps_its_numbers(tmp_path):
+    saved, other = (FAMILIES["Qwen2"].build(seed).to(torch.bfloat16) for seed in (0, 1))
+    for model in (saved, other):
+        model.lm_head = torch.nn.Linear(*reversed(model.lm_head.weight.shape), bias=False)
+        model.config.tie_word_embeddings = False
+    saved.save_pretrained(tmp_path)
+    load_weights(other, tmp_path)
+    assert digests(saved) == digests(other) and other.lm_head.weight.dtype == torch.float32
+
+
 @pytest.mark.parametrize("family", ["Qwen3 MoE", "Qwen2.5-VL"])
 def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, family, tmp_path):
     def run(output, max_steps, **options):

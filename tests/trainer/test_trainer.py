@@ -221,7 +221,7 @@ def test_a_prompt_that_the_models_positions_do_not_hold_ends_its_episode(make_tr
     played = played_in(trainer)
     overflows = [one for one in played if (one.failure_reason or "").startswith("context overflow: ")]
     assert overflows and all(len(step.prompt_ids) + 2 <= 80 for one in played for step in one.steps)
-    assert trainer.tally["overflows"] == len(overflows)
+    assert trainer.tally["reason context overflow"] == len(overflows)
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     model.config.rope_parameters = rope
     assert context_length(model.config) == 256

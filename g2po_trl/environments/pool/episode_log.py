@@ -36,7 +36,7 @@ class PooledEpisode:
     digests: list[str] = field(default_factory=list)  # of the answers; one fewer than arguments if one is pending
     worker: Any = None  # its `WorkerProcess`; `None`: it must be replayed in another one
     pictures: dict[str, Picture] = field(default_factory=dict)  # that it has shown, by their hashes
-    seconds: float = 0.0  # of its reset and steps, without replays
+    seconds: float = 0.0  # of its steps, without replays
     lost_workers: int = 0  # since the last answer, by a time limit or while running no job
     loss: str = ""  # how the last worker was lost since the last answer
 
@@ -49,8 +49,8 @@ class PooledEpisode:
     def record(self, digest: str, seconds: float) -> bool:
         """Record an answer; return whether the episode was replayed for it."""
         replayed = bool(self.loss and self.digests)
+        self.seconds += seconds if self.digests else 0.0  # `reset` is not the model's time
         self.digests.append(digest)
-        self.seconds += seconds
         self.lost_workers, self.loss = 0, ""
         return replayed
 
