@@ -15,8 +15,7 @@ from ..utils.errors import G2POError
 from ..utils.extras import missing_extra
 from ..utils.show import outlive_readers, printable
 
-# Of a path that a user chose, and may choose otherwise.
-_PATHS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
+_PATHS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}  # that a user chose
 
 
 def set_up_process() -> None:
@@ -33,9 +32,8 @@ def set_up_process() -> None:
     if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
-    told_at_every_start = "Failed to load CPU gemm_4bit_forward from kernels-community"
-    of_bitsandbytes = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    of_bitsandbytes.addFilter(lambda record: not str(record.msg).startswith(told_at_every_start))
+    noise = "Failed to load CPU gemm_4bit_forward from kernels-community"  # at every start
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: not str(record.msg).startswith(noise))
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # TRL, PEFT
 
 

@@ -37,12 +37,10 @@ def context_length(config: PretrainedConfig) -> int | None:
     """Return the number of tokens that a model's positions hold, scaled ones included; `None`: it has no limit."""
     config = config.get_text_config()
     longest, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
-    if longest is None:
-        return None
     parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping) and part.get("factor")]
     parts = [part for part in parts if part.get("rope_type") not in ("linear", "llama3")]  # the number is scaled
     scaled = (int((part.get("original_max_position_embeddings") or longest) * part["factor"]) for part in parts)
-    return max([longest, *scaled])
+    return None if longest is None else max([longest, *scaled])
 
 
 def rotary_scales(config: PretrainedConfig, lengths: Sequence[int]) -> list[tuple[int, ...]]:
