@@ -281,7 +281,7 @@ def test_images_that_are_refused(route, part):
 SAID = {"role": "user", "content": "a"}
 REQUESTS = {"chat/completions": {"messages": [SAID]}, "responses": {"input": "a"}, "messages": {"messages": [SAID]}}
 REQUESTS |= {GOOGLE: {"contents": [{"parts": [{"text": "a"}]}]}}
-NO_PARTS = (3, {}, {"text": 3}, {"functionCall": 3}, {"fileData": {}})
+NO_PARTS = (3, {}, {"text": 3}, {"functionCall": 3}, {"fileData": {}}, {"functionResponse": {"parts": [{}]}})
 UNNAMED_FORM = {"type": "json_schema"}
 
 
