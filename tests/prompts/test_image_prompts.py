@@ -177,14 +177,14 @@ def body(url):
 
 
 def test_agents_send_images_as_data_urls_alone(tmp_path):
-    (message,) = parse(body(SECOND.data_url), {}).chat.messages
+    (message,) = parse(body(SECOND.data_url)).chat.messages
     assert message["content"] == f"see{PLACE}" and message["images"] == [SECOND]
-    (again,) = parse(body(SECOND.data_url), {}).chat.messages
+    (again,) = parse(body(SECOND.data_url)).chat.messages
     assert again["images"][0] is message["images"][0], "each request of a conversation has its images again"
     (tmp_path / "a.png").write_bytes(SECOND.png)
     for url in ("https://a.b/c.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png", 3, None):
         with pytest.raises(RefusedRequestError):
-            parse(body(url), {})
+            parse(body(url))
     with refused("messages"):
         ChatRequest([{"role": "assistant", "content": [image(FIRST)]}])
 

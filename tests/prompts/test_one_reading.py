@@ -13,7 +13,7 @@ from g2po_trl.prompts.tool_calls import TOOL_PROMPT, ProseTools, parse_tool_call
 
 
 def tool(name, argument="text", schema=None):
-    described = {"description": "x", **({"type": "string"} if schema is None else schema)}
+    described = {"type": "string", "description": "x"} if schema is None else schema
     properties = {argument: described, "digit": {"type": "integer", "description": "y"}}
     parameters = {"type": "object", "properties": properties, "required": [argument]}
     return {"type": "function", "function": {"name": name, "description": "Write.", "parameters": parameters}}
@@ -109,7 +109,14 @@ def test_a_call_with_a_marker_inside_is_read_whole_or_not_at_all(encoders, templ
 
 REF = {"$ref": "#/$defs/Point"}
 OPTIONAL = {"anyOf": [REF, {"type": "null"}]}
-VALUES = [({}, None), ({}, 7), (REF, {"k": [7]}), (OPTIONAL, {"k": 7}), ({"type": ["string", "null"]}, None)]
+VALUES = [
+    (True, 7),
+    ({}, None),
+    ({}, 7),
+    (REF, {"k": [7]}),
+    (OPTIONAL, {"k": 7}),
+    ({"type": ["string", "null"]}, None),
+]
 
 
 @pytest.mark.parametrize("template", sorted(NATIVE))
