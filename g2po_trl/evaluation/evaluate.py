@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from ..engines.registry import ENGINES
-from ..engines.sampling import Sampling, derived_seed
+from ..engines.sampling import derived_seed
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
@@ -91,17 +91,15 @@ def make_actor(options: EvaluateOptions, panel: Panel) -> PromptActor | ServerAc
     return replace(actor, template=panel.prompt_template, history=panel.history, **lengths)
 
 
-def play_panel(
-    panel: Panel, player: Player, sampling: Sampling, batch_size: int, seed: int, path: Path
-) -> list[Trajectory]:
+def play_panel(panel: Panel, player: Player, options: EvaluateOptions, seed: int, path: Path) -> list[Trajectory]:
     """Return the episode of each task with a seed, in order.
 
     Each is appended to a file when it ends, with `panel_index` and tokens in its `info`. Playing into the same file
     again resumes: finished episodes are kept, and environment errors are played again. If a completion depends on the
     rest of its batch, batches are repeated as a whole.
     """
-    indices = range(len(panel.rows))
-    batches = [indices[start : start + batch_size] for start in indices[::batch_size]]
+    indices, size = range(len(panel.rows)), options.batch_size
+    batches = [indices[start : start + size] for start in indices[::size]]
     is_independent = getattr(player.actor.engine, "takes_seeds", True)  # a server takes them, too
     finished = _resume(path, () if is_independent else batches)
 
@@ -119,7 +117,7 @@ def play_panel(
         if left := [index for index in batch if index not in finished]:
             seeds = [derived_seed(seed, index) for index in left]  # as in a training run with `eval_seed`
             with rollout_bar(f"seed {seed}", player.max_turns, enabled=True) as bar:
-                player.play([panel.rows[index] for index in left], sampling, None, seeds, bar, record)
+                player.play([panel.rows[index] for index in left], options.sampling, None, seeds, bar, record)
     return [finished[index] for index in indices]
 
 
@@ -221,9 +219,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
         player = Player(pool, actor, EpisodeLimits.of(options, max_turns=panel.max_turns))
-        playing = panel, player, options.sampling, options.batch_size
         files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
-        played = [play_panel(*playing, seed, file) for seed, file in enumerate(files)]
+        played = [play_panel(panel, player, options, seed, file) for seed, file in enumerate(files)]
     results = {
         "model": options.model,
         "settings": settings,

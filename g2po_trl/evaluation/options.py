@@ -26,6 +26,8 @@ ENVIRONMENTS = tuple(loading.bundled_environments())
 HISTORIES = ("window", "conversation")
 OFFLINE = tuple(name for name, row in ENGINES.items() if row.offline)
 _model, _tasks, _agent = (partial(option, group=group) for group in ("model", "tasks", "agent"))
+_server = partial(_model, needs="base_url", resumable=True)
+_local = partial(_agent, plays=True, needs="base_url=None")
 _evaluation = partial(option, group="evaluation", resumable=True)
 
 
@@ -41,12 +43,12 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
 
     model: str = _model("Folder, Hub id, or name of a served model.", metavar="NAME")
     run: Path | None = _model("Run whose settings are the defaults; default: the model's.", None, resumable=True)
-    engine: str = _model("Engine of a model in this process.", "transformers", choices=OFFLINE)
+    engine: str = _model("Engine of a model in this process.", "transformers", choices=OFFLINE, needs="base_url=None")
     engine_options: dict[str, Any] = _model("Passed to the model's constructor.", {}, needs="base_url=None")
     precision: dict[str, Any] = _model("dtype and autocast of a model in this process.", {})
     base_url: str | None = _model("URL of a server with OpenAI's protocol, up to /v1.", None)
-    key_variable: str = _model("Environment variable with the server's key.", "OPENAI_API_KEY", resumable=True)
-    parallel: int = _model("Concurrent requests to a server.", 16, within="[1, inf)", resumable=True)
+    key_variable: str = _server("Environment variable with the server's key.", "OPENAI_API_KEY")
+    parallel: int = _server("Concurrent requests to a server.", 16, within="[1, inf)")
     environment: str | None = _tasks(f"{', '.join(ENVIRONMENTS)}, or FILE.py:Class.", None)
     environment_options: dict[str, Any] = _tasks("Arguments of FILE.py:Class.", {})
     panel: str | None = _tasks("Evaluation set of the environment or of the run.", None)
@@ -59,7 +61,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True, needs="agent=direct")
     max_turns: int | None = _agent("Turns of an episode.", None, within="[1, inf)", plays=True)
     history_length: int | None = _agent("Past steps shown.", None, within="[0, inf)", plays=True, needs="agent=direct")
-    max_prompt_length: int | None = _agent("Tokens of a prompt, else cut.", None, within="[1, inf)", plays=True)
+    max_prompt_length: int | None = _local("Tokens of a prompt; longer ones lose history.", None, within="[1, inf)")
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option("More sampling options of the engine.", None, group="sampling")
     seeds: int = _evaluation("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)")
@@ -95,8 +97,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
         remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
         require(has_panel, "panel", self.panel, remedy)
-        if self.output is None:
-            self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
+        name = f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}"
+        self.output = self.output or Path("evaluations", name)
 
     @property
     def sampling(self) -> Sampling:
@@ -111,7 +113,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         return name_of_agent(self.environment_options) if is_agent else self.environment
 
     def _choose_environment(self) -> None:
-        """Resolve the names of the environment and of a user's agent."""
         self.environment, agent = asked_for(self.agent, self.environment)
         if self.environment == AGENT_ENVIRONMENT:
             described, name = self.environment_options.get("agent"), agent or name_of_agent(self.environment_options)
@@ -174,6 +175,7 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if asked not in (None, of_run) and not is_gone:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
     settings |= {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
+    settings |= {"max_prompt_length": None} if given.get("base_url") else {}
     settings["precision"] = {name: play[name] for name in ("dtype", "autocast") if name in play}
     if agent == "react":
         settings = {name: value for name, value in settings.items() if name not in _LENGTHS}

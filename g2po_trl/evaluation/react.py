@@ -9,8 +9,7 @@ from ..prompts.template import ParsedCompletion, PromptTemplate
 from .panel import Panel
 
 OBSERVED = "\nObservation:"  # ends a completion: the environment answers, not the model
-_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
-_ACTION = re.compile(r"^\s*action\s*:\s*(?:```\w*\s*\n(?P<code>.*?)\n?```|(?P<line>[^\n]*))", _FLAGS)
+_ACTION = re.compile(r"(?ims)^\s*action\s*:\s*(?:```\w*\s*\n(?P<code>.*?)\n?```|(?P<line>[^\n]*))")
 _INSTRUCTIONS = """{about}
 
 Answer each observation with a thought and one action, in this form:

@@ -87,6 +87,8 @@ def test_actions_are_read(completion, action, valid):
         ("history", "window", {"agent": "react"}),
         ("history_length", 3, {"agent": "react"}),
         ("engine_options", {"dtype": "auto"}, {"base_url": "http://x"}),
+        ("max_prompt_length", 900, {"base_url": "http://x"}),
+        ("parallel", 2, {}),
     ],
 )
 def test_options_that_do_not_fit_are_refused(field, value, others):

@@ -97,7 +97,11 @@ def treasure(tmp_path, monkeypatch):
     (tmp_path / "game.py").write_text(source)
     write_json_lines(tmp_path / "run" / "panels" / "eval.jsonl", [{}])
     run = RUN | {"environment": {"import": f"{tmp_path / 'game.py'}:Game", "kwargs": {"size": 3}}}
-    run["play"] = PLAY | {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_episode_seconds": 5.0}
+    run["play"] = PLAY | {
+        "max_prompt_length": 900,
+        "generation_kwargs": {"no_repeat_ngram_size": 2},
+        "max_episode_seconds": 5.0,
+    }
     (tmp_path / "run" / "run.json").write_text(json.dumps(run))
     return run
 
@@ -112,6 +116,7 @@ def treasure(tmp_path, monkeypatch):
         # Another agent has its own prompts and lengths, and completions of another form.
         ("--agent react", {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_turns": None, "prompt": None}),
         ("--agent react", {"environment_variables": ["A_KEY"], "max_completion_length": 512}),
+        ("--model m --run run --base-url http://x", {"max_prompt_length": None, "max_turns": 3}),
         ("--environment alfworld", {"prompt": None, "tasks": None, "temperature": 0.4}),
     ],
 )

@@ -67,7 +67,7 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "evaluation, check": 1817,
+    "evaluation, check": 1815,
     "cli": 1814,
     "utils": 1205,
 }
