@@ -144,11 +144,12 @@ class ProseTools:
 
         `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
-        if not tools:
-            return {"role": "assistant", "content": text.strip()}, True
-        message, is_finished = _read_thought(text, self._end_of(prompt_ids))
-        if not is_finished or OPEN_CALL not in message["content"]:
-            return message, is_finished
+        thought, answer = split_thought(text, self._end_of(prompt_ids))
+        message: Message = {"role": "assistant", "content": (answer or "").strip()}
+        if answer != text:
+            message["reasoning_content"] = thought.removeprefix("<think>").strip()
+        if not tools or OPEN_CALL not in message["content"]:
+            return message, not tools or answer is not None
         try:
             functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
             calls = plain([{"type": "function", "function": function} for function in functions], "a call")
@@ -163,8 +164,7 @@ class ProseTools:
 class NativeTools(ProseTools):
     """Tools that the chat template renders; completions are read by TRL's `parse_response`, or without it as prose.
 
-    Tools are described in prose if a call with their names does not come back as it was written: `get-weather`, or a
-    text with line breaks and quotes, in some formats.
+    Tools are described in prose if a call of them, such as `get-weather`, does not come back as it was written.
     """
 
     native = True
@@ -197,28 +197,31 @@ class NativeTools(ProseTools):
         from ..utils.trl_compat import parse_response
 
         if not self.own.response_template or not ids:
-            return super().parse(text, ids, prompt_ids, tools) if tools else (_read_thought(text)[0], True)
+            return super().parse(text, ids, prompt_ids, tools)
         written = self.own.decode(ids)
+        shown = split_thought(written, self._end_of(prompt_ids))[1]
         try:
-            if "<|channel|>" in written or "<|message|>" in written:
+            if "<|channel|>" in self.own.chat_template:
                 read = read_harmony(written)
-            else:
-                read = parse_response(self.own, list(ids), prefix=list(prompt_ids), tools=tools)
+            else:  # types change what JSON says, and are needed where all values are texts
+                types = tools if self._parts else None
+                read = parse_response(self.own, list(ids), prefix=list(prompt_ids), tools=types)
             calls = plain(list(read.get("tool_calls") or ()), "a call")
-            if calls and not _read_thought(written, self._end_of(prompt_ids))[1]:
+            if tools and shown is None:
                 raise ValueError("the thought is not finished")
             for call in calls:
                 call["function"] = check_call(call["function"])
         except (ValueError, RecursionError):
             return self._in_json(text, ids, prompt_ids, tools)
         if calls and not tools:  # the agent asked for a text, and reads nothing else
-            return _read_thought(text)[0], True
+            return super().parse(text, ids, prompt_ids, tools)
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
         if thought := (read.get("reasoning_content") or "").removesuffix(self.own.eos_token or ""):
             message["reasoning_content"] = thought
-        shown = written.replace(thought, "", 1)
         around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
-        if tools and (not self._are_whole(calls, shown) or any(tag in around for tag in self._tags)):
+        names = "|".join(re.escape(str(tool.get("function", tool).get("name"))) for tool in tools or ())
+        tags = self._tags or re.findall(rf'"name":\s*"(?:{names})"', around or "")  # Llama's calls have no tags
+        if tools and (not self._are_whole(calls, shown) or any(tag in around for tag in tags)):
             return self._in_json(text, ids, prompt_ids, tools)
         return message | ({"tool_calls": calls} if calls else {}), True
 
@@ -267,23 +270,26 @@ class NativeTools(ProseTools):
 
 
 def _has_type(schema: Any) -> bool:
-    """Return whether an argument's schema has types: in some forms, they alone tell `null` and `7` from texts."""
-    if not isinstance(schema, dict):
-        return False
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    return "type" in schema or (isinstance(parts, list) and all(map(_has_type, parts)))
+    """Return whether an argument has one type, or `null`: in some forms, it alone tells `7` from a text."""
+    parts = (schema.get("anyOf") or schema.get("oneOf") or [schema]) if isinstance(schema, dict) else []
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
+    kinds = [kind for one in kinds for kind in (one if isinstance(one, list) else [one]) if kind != "null"]
+    return len(kinds) == 1 and kinds[0] is not None
 
 
 def read_harmony(written: str) -> Message:
     """Return the message in a completion of gpt-oss, whose headers name channel and recipient in any order."""
     message: Message = {"content": "", "tool_calls": []}
-    for header, _, text in (part.partition("<|message|>") for part in re.split(r"<\|start\|>assistant", written)):
+    for part in re.split(r"<\|start\|>assistant", written):
+        header, _, text = part.rpartition("<|message|>")
         text = re.split(r"<\|(?:call|end|return)\|>", text)[0]
         if called := re.search(r"to=functions\.([^\s<]+)", header):
             function = {"name": called[1], "arguments": json.loads(text)}
             message["tool_calls"].append({"type": "function", "function": function})
         else:
             message["reasoning_content" if "analysis" in header else "content"] = text
+    if not (message["content"] or message["tool_calls"]) and "reasoning_content" in message:
+        raise ValueError("the thought is not finished")
     return message
 
 
@@ -293,10 +299,3 @@ def _as_prose(message: Message) -> Message:
         return {"role": "user", "content": message["content"], **images}
     calls = [f"{OPEN_CALL}{to_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
     return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls])), **images}
-
-
-def _read_thought(text: str, prompt_end: str = "") -> tuple[Message, bool]:
-    """Return the message in a completion, its thought apart, and whether that is finished."""
-    thought, answer = split_thought(text, prompt_end)
-    reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if answer != text else {}
-    return {"role": "assistant", "content": (answer or "").strip(), **reasoning}, answer is not None

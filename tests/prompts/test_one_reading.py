@@ -111,6 +111,8 @@ REF = {"$ref": "#/$defs/Point"}
 OPTIONAL = {"anyOf": [REF, {"type": "null"}]}
 VALUES = [
     (True, 7),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12"),
+    ({"enum": [1, 2]}, 2),
     ({}, None),
     ({}, 7),
     (REF, {"k": [7]}),
@@ -140,6 +142,13 @@ BROKEN = [
     ("qwen3", '<tool_call>\n{"name": "write", "text": "x"}\n</tool_call>'),
     ("qwen3", '<tool_call>\n{"name": "write", "arguments": []}\n</tool_call>'),
     ("lfm2_v2", "<|tool_call_start|>[write(text='x')]<|tool_call_end|>"),
+    *(
+        ("llama3_1", f'{{"name": "write", "parameters": {{"text": "x"}}}}{end}')
+        for end in (" done", '; {"name": "write"')
+    ),
+    ("llama3_1", '{"name": "write", "arguments": {"text": "x"}}'),
+    ("qwen3", "<think>I wonder whether the answer is 4"),
+    ("gptoss", "<|channel|>analysis<|message|>I wonder<|end|>"),
     *((one, f"{call('x')}<tool_call>") for one in ("qwen3", "words")),
 ]
 
