@@ -42,8 +42,8 @@ from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach import experts
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.sft import BaseModel, load_base_model, run_teaching
+from g2po_trl.teach.validation import SuccessEvaluation, TeachingArguments
 from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
 from g2po_trl.view.words import failure_kind
@@ -60,7 +60,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     random_episodes: int = option("Random episodes to play, instead of an expert.", 0, within="[0, inf)")
     num_episodes: int | None = option("Episodes of the expert. None: one per task.", None, within="[1, inf)")
     demonstration_turns: int | None = option("Turns of a demonstration. None: max_turns.", None, within="[1, inf)")
-    num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
+    num_validation_episodes: int = option("Episodes of a validation.", 24, within="[1, inf)")
     chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)
     history: str | None = option("What prompts show of an episode.", None, choices=("window", "conversation"))
     max_prompt_length: int | None = option("Maximum number of tokens of a prompt.", 2048, within="[1, inf)")
@@ -175,9 +175,9 @@ def main() -> None:
         if options.chat_template:
             base_model[1].chat_template = Path(options.chat_template).read_text(encoding="utf-8")
         shown = demonstrate(options, to_show, base_model, args.seed)
-        exam = SuccessEvaluation(
+        validation = SuccessEvaluation(
             factory,
-            list(islice(cycle(to_examine), options.num_exam_episodes)),
+            list(islice(cycle(to_examine), options.num_validation_episodes)),
             prompts.pop("template"),
             options,
             target_valid=WELL_FORMED,
@@ -186,10 +186,10 @@ def main() -> None:
             limits=PoolLimits.of(options),
         )
         samples = draw_rows(shown, options.num_demonstrations, args.seed)
-        last = run_teaching(args, model_args, base_model, samples, exam, shown)
+        last = run_teaching(args, model_args, base_model, samples, validation, shown)
     name = (options.environment or options.agent).removeprefix(f"{Path.cwd()}/")
     following = f"g2po train {f'--agent {name}' if options.agent else name} --model {args.output_dir}"
-    more = f"g2po view {args.output_dir}, its exams\nOr: the same command with more --num-episodes\nOr: "
+    more = f"g2po view {args.output_dir}, its validations\nOr: the same command with more --num-episodes\nOr: "
     print(f"Next: {'' if last['reached'] else more}{following}")
 
 

@@ -22,8 +22,8 @@ from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.teach.exam import TeachingArguments
 from g2po_trl.teach.sft import teach_states
+from g2po_trl.teach.validation import TeachingArguments
 from g2po_trl.utils.options import option
 
 

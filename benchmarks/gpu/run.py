@@ -158,10 +158,10 @@ def learning(
 def teach(args: argparse.Namespace) -> list[str]:
     """Return the command that teaches the completion's format."""
     words = ["teach", "alfworld", "--output_dir", args.work / "start", "--cache_dir", args.cache_dir]
-    words += ["--exam_steps", sys.maxsize, "--save_strategy", "no", "--disable_tqdm", "true"]  # one exam, at the end
+    words += ["--validation_steps", sys.maxsize, "--save_strategy", "no", "--disable_tqdm", "true"]  # one, at the end
     words += ["--overwrite", "--model_name_or_path", args.model] if args.model else ["--overwrite"]
     if args.shrink:
-        words += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4", "--max_turns", "2"]
+        words += ["--num_games", "16", "--num_demonstrations", "16", "--num_validation_tasks", "4", "--max_turns", "2"]
     return [sys.executable, "-m", "g2po_trl", *map(str, words)]
 
 

@@ -29,7 +29,7 @@ HIDDEN = 0.02
 # Share of steps from states visited again that repeat an action: of fewer, as of free text, nothing is known.
 REPEATED = 0.1
 LEAST_GROUPS = 8  # an interval of fewer is too narrow to be called one
-KEYS_HELP = '"State keys" on the page "Your environment"'
+KEYS_HELP = 'page "State keys and rewards"'
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +60,10 @@ def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
     return read_json_lines(path) if path.is_file() else []
 
 
-def load_exams(run: str | Path) -> list[dict[str, Any]]:
-    """Return the exams of a model that `g2po teach` wrote, as `load_evaluations`; empty if there are none."""
-    path = Path(run, "exams", "results.json")
-    return [{"name": "exam", **one} for one in json.loads(path.read_text())] if path.is_file() else []
+def validations_of(run: str | Path) -> Path:
+    """Return the folder of the validations that `g2po teach` writes; earlier versions named it exams."""
+    old = Path(run, "exams")
+    return old if old.is_dir() else Path(run, "validations")
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:

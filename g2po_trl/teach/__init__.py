@@ -1,1 +1,1 @@
-"""Teaching: demonstrations of experts, fine-tuning on them, and the exams that end it."""
+"""Teaching: demonstrations of experts, fine-tuning on them, and the validations that end it."""

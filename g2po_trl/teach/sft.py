@@ -21,9 +21,9 @@ from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.runs.iterations import validations_of
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import IMAGES, state_rows
-from g2po_trl.teach.exam import Processing, SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.adapters import on_language_part
 from g2po_trl.utils.forward_pass import without_cudnn_attention
@@ -31,6 +31,8 @@ from g2po_trl.utils.images import Picture
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.options import require
 from g2po_trl.utils.show import wrapped
+
+from .validation import Processing, SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
 
 BaseModel = tuple[str, Processing]  # a folder or a Hub id, and what reads its prompts
 _UNSUPPORTED = {
@@ -64,16 +66,16 @@ def teach(
     model: torch.nn.Module | str,
     args: SFTConfig,
     samples: Dataset,
-    exam: SuccessEvaluation,
+    validation: SuccessEvaluation,
     processing_class: Processing,
     peft_config: Any = None,
     checkpoint: str | None = None,
     shown: Iterable[Trajectory] = (),
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
-    """Fine-tune until the exam reaches its target or the samples (`build_rows`, `state_rows`) are used up.
+    """Fine-tune until the validation reaches its target or the samples (`build_rows`, `state_rows`) are used up.
 
     `shown` are the demonstrations, for samples with images. Return the model, with a merged adapter, and the summary
-    of each exam with its `step` and `samples`.
+    of each validation with its `step` and `samples`.
     """
     longest = max(map(len, samples["input_ids"]))
     remedy = f"a sample has {longest} tokens: set it to null"
@@ -92,8 +94,8 @@ def teach(
     if (inputs := ImageInputs.of(processing_class, trained)) is not None:
         pictures = {image: image for episode in shown for step in episode.steps for image in step.shown_images}
         trainer.data_collator = ImageCollator(trainer.data_collator, inputs, pictures)
-    with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
-        callback = SuccessEvalCallback(exam, processing_class, pool, int(len(samples) * args.num_train_epochs))
+    with EnvironmentPool(validation.environment_factory, validation.limits) as pool:
+        callback = SuccessEvalCallback(validation, processing_class, pool, int(len(samples) * args.num_train_epochs))
         for default in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(default)
         for ours in (*([] if args.disable_tqdm else [ProgressBar()]), callback):
@@ -130,15 +132,16 @@ def load_base_model(
     return name, load_processing_class(name, revision=model_args.model_revision)
 
 
-def draw_samples(shown: Sequence[Any], exam: SuccessEvaluation, base_model: BaseModel, seed: int) -> Dataset:
+def draw_samples(shown: Sequence[Any], validation: SuccessEvaluation, base_model: BaseModel, seed: int) -> Dataset:
     """Return the samples of `num_demonstrations` states with an expert's action, drawn at random."""
-    number, (name, processing_class) = exam.options.num_demonstrations, base_model
+    number, (name, processing_class) = validation.options.num_demonstrations, base_model
     require(number <= len(shown), "num_demonstrations", number, f"set it to at most {len(shown)}, or take more tasks")
-    print(f"{number} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
+    print(f"{number} expert answers; validation: {len(validation.rows)} tasks", flush=True)
     stops = get_stop_token_ids_of_checkpoint(get_tokenizer(processing_class), name)
     drawn = random.Random(seed).sample(list(shown), number)
     encode = ChatEncoder(processing_class)
-    return Dataset.from_list(list(state_rows(drawn, exam.template, exam.options.history_length, encode, stops)))
+    rows = state_rows(drawn, validation.template, validation.options.history_length, encode, stops)
+    return Dataset.from_list(list(rows))
 
 
 def teach_states(arguments: tuple[Any, ...], default: Callable[[str], Any], lesson: Callable) -> None:
@@ -151,9 +154,9 @@ def teach_states(arguments: tuple[Any, ...], default: Callable[[str], Any], less
         base_model = load_base_model(options, args, model_args, default)
         factory, rows, template, demonstrate = lesson(options, args.seed)
         to_show, to_examine = options.split(rows, args.seed)
-        exam = SuccessEvaluation(factory, to_examine, template, options)
-        samples = draw_samples(demonstrate(to_show), exam, base_model, args.seed)
-        run_teaching(args, model_args, base_model, samples, exam)
+        validation = SuccessEvaluation(factory, to_examine, template, options)
+        samples = draw_samples(demonstrate(to_show), validation, base_model, args.seed)
+        run_teaching(args, model_args, base_model, samples, validation)
 
 
 def run_teaching(
@@ -161,7 +164,7 @@ def run_teaching(
     model_args: ModelConfig,
     base_model: BaseModel,
     samples: Dataset,
-    exam: SuccessEvaluation,
+    validation: SuccessEvaluation,
     shown: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
     """Fine-tune, save the model and its evaluations; return the last one, with `reached`: whether the target was."""
@@ -170,27 +173,27 @@ def run_teaching(
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
         _delete_checkpoints(output)
-        shutil.rmtree(output / "exams", ignore_errors=True)
+        shutil.rmtree(validations_of(output), ignore_errors=True)
     else:
         print(f"Resuming from {checkpoint}", flush=True)
     if (adapter := get_peft_config(model_args)) is not None:
         adapter = on_language_part(adapter, name, revision=model_args.model_revision)
-    model, results = teach(name, args, samples, exam, processing_class, adapter, checkpoint, shown)
+    model, results = teach(name, args, samples, validation, processing_class, adapter, checkpoint, shown)
     if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)
     model.save_pretrained(output)
     processing_class.save_pretrained(output)
     last, source = results[-1], Path(name, "source.json")  # written with SmolLM2's weights
-    reached = exam.is_passed(last)
+    reached = validation.is_passed(last)
     about = {"model": model_args.model_name_or_path or Path(name).name, "seed": args.seed, "seconds": last["seconds"]}
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
-    write_json(output / "teaching.json", {**about, "reached": reached, "exams": results}, indent=1)
+    write_json(output / "teaching.json", {**about, "reached": reached, "validations": results}, indent=1)
     _delete_checkpoints(output)
-    target = f"target of {exam.options.target_success:.0%} {'' if reached else 'not '}reached"
+    target = f"target of {validation.options.target_success:.0%} {'' if reached else 'not '}reached"
     result = f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}"
     print(wrapped(f"{result}: {target}. The model is in {args.output_dir}"))
     if not reached and shown:
-        print(wrapped(describe_limits(exam, last, shown, name)), flush=True)
+        print(wrapped(describe_limits(validation, last, shown, name)), flush=True)
     return {**last, "reached": reached}
 
 

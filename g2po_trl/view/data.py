@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import load_evaluations, load_exams, load_iteration, load_log, trajectory_files
+from ..runs.iterations import load_evaluations, load_iteration, load_log, trajectory_files, validations_of
 from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..runs.verdict import verdict_of
@@ -35,7 +36,9 @@ class Run:
         described = self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
-        self.evaluations = [*load_evaluations(self.folder), *load_exams(self.folder)]
+        taught = validations_of(self.folder) / "results.json"
+        validations = json.loads(taught.read_text()) if taught.is_file() else []
+        self.evaluations = [*load_evaluations(self.folder), *({"name": "validation", **one} for one in validations)]
         self._prompts = Prompts(self.folder, model)
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`

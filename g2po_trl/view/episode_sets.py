@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runs.iterations import validations_of
 from ..runs.ownership import read_description
 from ..trajectory import read_unfinished
 from ..utils.json import read_json_lines
@@ -76,14 +77,15 @@ class EpisodeSet:
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
     """Return the evaluations of a run, by set and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl.
 
-    The validations of a model that `g2po teach` trained form the set "exam".
+    The validations of a model that `g2po teach` trained form the set "validation".
     """
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []
-    for path in [*folder.glob("trajectories/*.jsonl"), *folder.glob("exams/exam-*.jsonl")]:
+    for path in [*folder.glob("trajectories/*.jsonl"), *validations_of(folder).glob("*.jsonl")]:
         found = re.fullmatch(r"(.+)-(\d+)", path.stem)
         if found and found[1] not in ("train", "replaced"):
-            panel, step = found[1], int(found[2])
+            panel = found[1] if path.parent.name == "trajectories" else "validation"
+            step = int(found[2])
             rate = rates.get((panel, step))
             sets.append(EpisodeSet(f"{panel}-{step}", panel, step, rate, [(None, path)], folder, prompts))
     return sorted(sets, key=lambda one: (one.panel, one.step))

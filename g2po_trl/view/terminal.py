@@ -61,7 +61,7 @@ class TerminalView:
         return [textwrap.fill(f"Success: {line}", self.width)] if rates else []
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
-        """Return a line for each group: one character per episode, successes, the task, whether it taught nothing."""
+        """Return a line for each group: one character per episode, successes, the task, whether it has a signal."""
         ends = [[one["outcome"] for one in group["episodes"]] for group in groups]
         counted = [end for of_group in ends for end in of_group if end not in ("error", "lost")]
         rate = 100 * counted.count("success") / max(1, len(counted))
@@ -70,7 +70,7 @@ class TerminalView:
         for number, (group, of_group) in enumerate(zip(groups, ends), 1):
             marks = "".join(self._paint(*_MARKS.get(end, ("bad", "·"))) for end in of_group)
             score = f"{of_group.count('success')}/{len(of_group)}"
-            score = f" {score}  {'(taught nothing) ' if group.get('nothing') else ''}"
+            score = f" {score}  {'(no learning signal) ' if group.get('nothing') else ''}"
             row = None if group["row"] is None else texts[group["row"]]
             name = (None if alike else group["task"]) or row or f"{what} {group['id']}"
             lines.append(f"{number:>4} {marks}{score}{one_line(name, self.width - 5 - len(of_group) - len(score))}")

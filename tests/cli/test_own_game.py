@@ -8,7 +8,7 @@ import programs
 import pytest
 
 FEW = {
-    "teach": "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1",
+    "teach": "--max_steps 1 --num_episodes 8 --num_validation_episodes 2 --num_environment_workers 1",
     "train": "--max_steps 1 --per_device_train_batch_size 8 --num_eval_tasks 2 --num_environment_workers 1",
     "evaluate": "--limit 2 --seeds 1 --num-environment-workers 1",
     "view": "--no-open",

@@ -28,7 +28,7 @@ from g2po_envs.webshop.make_tiny_model import COURSE, SHOP_SEED
 from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.prompts.images import load_processor
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
+from g2po_trl.teach.validation import SuccessEvaluation, TeachingArguments
 from g2po_trl.utils.images import as_picture
 
 SHOP = ShopSource()
@@ -62,8 +62,8 @@ def test_files_are_small_and_it_plays_undecided(tiny, held_out):
     model = AutoModelForCausalLM.from_pretrained(tiny.tiny_model_path(), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny.tiny_model_path())
     with EnvironmentPool(environment, PoolLimits(1)) as pool:
-        exam = SuccessEvaluation(environment, rows, template, options)
-        summary, _ = exam.evaluate(model, tokenizer, pool, seed=0)
+        validation = SuccessEvaluation(environment, rows, template, options)
+        summary, _ = validation.evaluate(model, tokenizer, pool, seed=0)
     assert summary["valid_action_ratio"] >= 0.95 and 0.02 < summary["success_rate"] < 0.8, summary
 
 

@@ -17,7 +17,7 @@ COMMANDS = [line.partition("  #")[0].rstrip() for block in BLOCKS for line in bl
 FLAGS = {
     "train": "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2 "
     "--per_device_train_batch_size 8",
-    "teach": "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1",
+    "teach": "--max_steps 1 --num_episodes 8 --num_validation_episodes 2 --num_environment_workers 1",
     "evaluate": "--limit 2 --max-turns 2 --max-completion-length 4 --num-environment-workers 1",
     "view": "--no-open",
 }

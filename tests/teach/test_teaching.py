@@ -1,4 +1,4 @@
-"""Teaching: samples are the rollout's prompts, exams change nothing; and `g2po teach` of one's own environment."""
+"""Teaching: samples are the rollout's prompts, validations change nothing; `g2po teach` of one's own environment."""
 
 import json
 import runpy
@@ -28,8 +28,8 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.teach.demonstrations import state_rows
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching, teach
+from g2po_trl.teach.validation import SuccessEvaluation, TeachingArguments
 
 HALLS = [f"hall {seed}" for seed in range(8)]
 SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for letter in "abcd"] + [
@@ -37,8 +37,8 @@ SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for lett
 ]
 
 
-def exam(rows=16, **options):
-    options = {"target_success": 1.0, "exam_steps": 2, "history_length": 2, "max_turns": 3} | options
+def validation(rows=16, **options):
+    options = {"target_success": 1.0, "validation_steps": 2, "history_length": 2, "max_turns": 3} | options
     told = TeachingArguments(temperature=1.0, max_completion_length=2, **options)
     return SuccessEvaluation(LetterEnvironment, [{"seed": seed} for seed in range(rows)], LETTER_PROMPT, told)
 
@@ -76,13 +76,15 @@ def test_samples_are_the_prompts_of_the_rollout():
         assert tokenizer.decode(row["labels"][len(ids) :]) == "b<|im_end|>"
 
 
-def test_exams_change_nothing(tiny_model_dir, tmp_path):
+def test_validations_change_nothing(tiny_model_dir, tmp_path):
     """Weights are the same however often it was examined: their random numbers are their own."""
     tokenizer, lessons, found = build_tokenizer(), samples_of(SHOWN), []
     for every in (1, 100):
         torch.manual_seed(every)
         model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1)
-        model, results = teach(model, arguments(tmp_path, seed=3), lessons, exam(exam_steps=every), tokenizer)
+        model, results = teach(
+            model, arguments(tmp_path, seed=3), lessons, validation(validation_steps=every), tokenizer
+        )
         found.append((len(results), {name: value.clone() for name, value in model.state_dict().items()}))
     assert [number for number, _ in found] == [5, 1]
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
@@ -91,7 +93,7 @@ def test_exams_change_nothing(tiny_model_dir, tmp_path):
 def taught(folder, model, rows=16, overwrite=False, **options):
     """Teach `SHOWN` as the recipe does."""
     args, model_args = arguments(folder, **options), ModelConfig(str(model), dtype="float32")
-    once, told = exam(rows, num_demonstrations=40), TeachingArguments(overwrite=overwrite)
+    once, told = validation(rows, num_demonstrations=40), TeachingArguments(overwrite=overwrite)
     base_model = load_base_model(told, args, model_args, str)
     run_teaching(args, model_args, base_model, draw_samples(SHOWN, once, base_model, 0), once)
 
@@ -104,17 +106,17 @@ def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, bf
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
     about = json.loads((tmp_path / "start/teaching.json").read_text())
-    assert about["exams"][-1]["step"] == 2 and about["exams"][-1]["episodes"] == 16
+    assert about["validations"][-1]["step"] == 2 and about["validations"][-1]["episodes"] == 16
 
 
 def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
-    """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
+    """To the same weights and validations; a new teaching begins with neither checkpoints nor validations."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run = partial(taught, model=tiny_model_dir, rows=1, save_strategy="steps", save_steps=2)
     evaluate = SuccessEvaluation.evaluate
 
     def interrupted(self, *args):
-        if list(parts.glob("exams/exam-*")):
+        if list(parts.glob("validations/validation-*")):
             raise KeyboardInterrupt
         return evaluate(self, *args)
 
@@ -130,14 +132,16 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     run(parts, resume_from_checkpoint="auto")
     run(again, overwrite=True)
     told = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts, again)]
-    seconds = [[about.pop("seconds"), *(exam.pop("seconds") for exam in about["exams"])] for about in told]
-    assert told[0] == told[1] == told[2] and [e["step"] for e in told[0]["exams"]] == [2, 4, 5]
+    seconds = [
+        [about.pop("seconds"), *(validation.pop("seconds") for validation in about["validations"])] for about in told
+    ]
+    assert told[0] == told[1] == told[2] and [e["step"] for e in told[0]["validations"]] == [2, 4, 5]
     assert all(last == times[-1] and times == sorted(times) for last, *times in seconds), "those before count too"
     weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts, again)]
     assert all(torch.equal(value, other[name]) for other in weights for name, value in weights[0].items())
     assert not list(parts.glob("checkpoint-*")), "the start is there"
     run(whole, overwrite=True, max_steps=2)
-    assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
+    assert [path.name for path in whole.glob("validations/validation-*")] == ["validation-000002.jsonl"]
 
 
 def test_what_is_refused(tiny_model_dir, tmp_path):
@@ -147,7 +151,7 @@ def test_what_is_refused(tiny_model_dir, tmp_path):
 
     short = arguments(tmp_path, max_length=7)
     for field, call in (
-        ("num_exam_tasks", partial(TeachingArguments(num_exam_tasks=1).split, [{}], 0)),
+        ("num_validation_tasks", partial(TeachingArguments(num_validation_tasks=1).split, [{}], 0)),
         ("target_success", partial(TeachingArguments, target_success=7.0)),
         ("max_length", partial(teach, str(tiny_model_dir), short, samples_of(SHOWN), None, None)),
         ("packing", partial(load, packing=True)),
@@ -174,7 +178,7 @@ def misled(game):
     return "z"
 '''
 SFT = (
-    "--use_cpu true --save_strategy no --exam_steps 6 --num_exam_episodes 16 --num_environment_workers 1 "
+    "--use_cpu true --save_strategy no --validation_steps 6 --num_validation_episodes 16 --num_environment_workers 1 "
     "--learning_rate 1e-2 --per_device_train_batch_size 8 --warmup_steps 0 --seed 1"
 ).split()
 
@@ -201,10 +205,10 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     g2po_teach(monkeypatch, "--model", str(tiny_model_dir), "--num_episodes", "200", "--target_success", "0.9", *SFT)
     assert capsys.readouterr().out.endswith("Next: g2po train letters_to_teach.py:Game --model runs/game-start\n")
     about = json.loads((game / "runs/game-start/teaching.json").read_text())
-    assert about["exams"][-1]["success_rate"] >= 0.9 and about["exams"][-1]["valid_action_ratio"] >= 0.95
-    exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
-    rooms = {trajectory.steps[0].observation for trajectory in exams}
-    assert len(rooms) == 1, "a fifth of eight training tasks is in exams only"
+    assert about["validations"][-1]["success_rate"] >= 0.9 and about["validations"][-1]["valid_action_ratio"] >= 0.95
+    validations = list(read_jsonl(sorted((game / "runs/game-start/validations").glob("*.jsonl"))[-1]))
+    rooms = {trajectory.steps[0].observation for trajectory in validations}
+    assert len(rooms) == 1, "a fifth of eight training tasks is in validations only"
     with refused("output_dir"):
         g2po_teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
 
@@ -213,18 +217,23 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
     g2po_teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 120, said
-    *_, exams, more, start = said.splitlines()
-    assert "g2po view runs/game-start" in exams and "more --num-episodes" in more
+    *_, validations, more, start = said.splitlines()
+    assert "g2po view runs/game-start" in validations and "more --num-episodes" in more
     about = json.loads((game / "runs/game-start/teaching.json").read_text())
     assert "g2po train letters" in start and not about["reached"]
-    view_main(["runs/game-start", "--text"])
-    assert "Evaluation exam, step 1: 0.0 % of 16 episodes solved" in capsys.readouterr().out
+    folder = game / "runs/game-start/validations"
+    for old in (False, True):  # under the names of release candidates, too
+        if old:
+            (folder / "validation-000001.jsonl").rename(folder / "exam-000001.jsonl")
+            folder.rename(folder.with_name("exams"))
+        view_main(["runs/game-start", "--text"])
+        assert "Evaluation validation, step 1: 0.0 % of 16 episodes solved" in capsys.readouterr().out
 
 
 REFUSED = {
     "--expert letters_to_teach.py:misled": "expert",
     "--demonstration_turns 1": "expert",
-    "--num_exam_tasks 8": "num_exam_tasks",
+    "--num_validation_tasks 8": "num_validation_tasks",
     "--prompt letters_to_teach.py:expert": "prompt",
     "--demonstrations none.jsonl": "demonstrations",
     "--demonstrations recorded.jsonl": "demonstrations",
@@ -244,7 +253,7 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, field):
 
 def test_values_that_teaching_refuses(game, monkeypatch, capsys):
     for words in (
-        *("--num_exam_tasks -1", "--target_success 1.5", "--history all", "--train_config none.yaml"),
+        *("--num_validation_tasks -1", "--target_success 1.5", "--history all", "--train_config none.yaml"),
         *("--demonstrations a --random_episodes 1", "--environment_step_timeout -1"),
     ):
         with pytest.raises(SystemExit):

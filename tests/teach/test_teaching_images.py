@@ -24,7 +24,7 @@ from g2po_trl.prompts.images import load_processing_class, reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.teach import sft
 from g2po_trl.teach.demonstrations import IMAGES, ExpertActor, build_rows
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
+from g2po_trl.teach.validation import SuccessEvaluation, TeachingArguments
 from g2po_trl.trajectory import image_file
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.images import as_picture
@@ -73,11 +73,13 @@ def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypa
         use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True, max_length=None,
         gradient_checkpointing=False,
     )  # fmt: skip
-    told = TeachingArguments(temperature=1.0, max_completion_length=2, target_success=1.0, exam_steps=9, max_turns=3)
+    told = TeachingArguments(
+        temperature=1.0, max_completion_length=2, target_success=1.0, validation_steps=9, max_turns=3
+    )
     game = vision_models.DrawnLetterEnvironment
-    exam = SuccessEvaluation(game, TASKS[:2], LETTER_PROMPT, told, prompts={"history": history})
+    validation = SuccessEvaluation(game, TASKS[:2], LETTER_PROMPT, told, prompts={"history": history})
     samples = [{name: value for name, value in row.items() if name != "actions"} for row in rows]
-    _, results = sft.teach(model, args, Dataset.from_list(samples), exam, processor, shown=trajectories)
+    _, results = sft.teach(model, args, Dataset.from_list(samples), validation, processor, shown=trajectories)
     assert len(losses) == 1 and losses[0].item() == pytest.approx(expected.item(), abs=2e-5)
     assert results[-1]["episodes"] == 2 and results[-1]["error_rate"] == 0
 
@@ -89,9 +91,10 @@ def drawn():
     return SokobanEnvironment(render="image")
 """
 WORDS = (
-    "--num_exam_episodes 3 --num_demonstrations 8 --max_steps 2 --exam_steps 9 --max_turns 3 --demonstration_turns 9 "
-    "--max_completion_length 48 --use_cpu true --bf16 false --save_strategy no --num_environment_workers 1 "
-    "--learning_rate 1e-3 --per_device_train_batch_size 4 --model start --disable_tqdm true "
+    "--num_validation_episodes 3 --num_demonstrations 8 --max_steps 2 --validation_steps 9 --max_turns 3 "
+    "--demonstration_turns 9 --max_completion_length 48 --use_cpu true --bf16 false --save_strategy no "
+    "--num_environment_workers 1 --learning_rate 1e-3 --per_device_train_batch_size 4 --model start "
+    "--disable_tqdm true"
 ).split()
 
 
@@ -123,8 +126,10 @@ def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatc
     assert any("text_model" in name for name in moved)
     assert any("vision_model" in name for name in moved) != adapter
     assert reads_images(load_processing_class("runs/model-start"))
-    episodes = list(read_jsonl(*drawn.glob("runs/model-start/exams/*.jsonl")))
-    files = {image_file(drawn / "runs/model-start/exams/x", name) for one in episodes for name in one.steps[0].images}
+    episodes = list(read_jsonl(*drawn.glob("runs/model-start/validations/*.jsonl")))
+    files = {
+        image_file(drawn / "runs/model-start/validations/x", name) for one in episodes for name in one.steps[0].images
+    }
     assert len(files) == 1 and all(file.is_file() for file in files)
 
 
@@ -163,7 +168,7 @@ def test_from_random_weights_to_training(tmp_path):
     maker = "g2po_envs.sokoban.make_tiny_vision_model"
     assert run_program("-m", maker, "--output", "start", "--levels", "20", cwd=tmp_path).returncode == 0
     teaching = ("--config", "sokoban-images", "--model", "start", "--tasks", "start/tasks.jsonl", "--max_steps", "3")
-    said = g2po("teach", "g2po_envs.sokoban.tiny:drawn_environment", *teaching, "--num_exam_tasks", "4")
+    said = g2po("teach", "g2po_envs.sokoban.tiny:drawn_environment", *teaching, "--num_validation_tasks", "4")
     assert "12 of 12 demonstrations succeed" in said
     few = ("--max_steps", "2", "--num_levels", "8", "--num_eval_levels", "3", "--per_device_train_batch_size", "16")
     said = g2po("train", "sokoban", "--config", "tiny-images", *few)

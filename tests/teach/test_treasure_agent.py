@@ -13,8 +13,9 @@ from g2po_recipes.smollm2 import smollm2_in_cache
 ROOT = Path(__file__).parents[2]
 AGENT, CONFIG = (Path(__file__).with_name(f"treasure_agent.{kind}") for kind in ("py", "yaml"))
 TEACH = (
-    "--num_exam_tasks 0 --num_episodes 80 --num_demonstrations 150 --exam_steps 100 --num_exam_episodes 20 "
-    "--per_device_train_batch_size 2 --learning_rate 2e-4 --warmup_steps 2 --save_strategy no"
+    "--num_validation_tasks 0 --num_episodes 80 --num_demonstrations 150 --validation_steps 100 "
+    "--num_validation_episodes 20 --per_device_train_batch_size 2 --learning_rate 2e-4 --warmup_steps 2 "
+    "--save_strategy no"
 ).split()
 pytestmark = [
     pytest.mark.pretrained,
@@ -32,7 +33,7 @@ def test_an_agent_is_taught_its_calls_and_learns_the_way(tmp_path, monkeypatch):
     start, run = tmp_path / "start", tmp_path / "run"
     agent = ["--agent", str(AGENT)]
     g2po("teach", *agent, "--train_config", CONFIG, "--chat_template", template, "--output_dir", start, *TEACH)
-    (taught,) = json.loads((start / "teaching.json").read_text())["exams"]
+    (taught,) = json.loads((start / "teaching.json").read_text())["validations"]
     assert taught["valid_action_ratio"] >= 0.95 and taught["success_rate"] < 0.8, taught
     engine = "true" if find_spec("vllm") is not None else "false"
     cpu = "false" if torch.cuda.is_available() else "true"

@@ -1,4 +1,4 @@
-"""Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, the way there."""
+"""Why an agent fails: turning points, groups without a learning signal, the index of a run, large runs."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#verdict button")  # those that were lost
     assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
     click(at_run, ".heat tbody td:nth-child(4) button")
-    until(at_run, lambda b: "taught nothing: all episodes failed" in texts_of(b, "#panel")[0])
+    until(at_run, lambda b: "No learning signal: all episodes failed" in texts_of(b, "#panel")[0])
     click(at_run, "#panel .turn")
     here = texts_of(at_run, "#panel .here")[0]
     assert here.startswith("3. V 0.00") and "not admissible" in here and "turning point" in here

@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).with_name("terminal.txt")
 
 @pytest.fixture
 def run(tmp_path):
-    """Three iterations: success 0, 50 and 100 %; an evaluation before and after; then groups that taught nothing."""
+    """Three iterations: success 0, 50 and 100 %; an evaluation before and after; then groups without a signal."""
     won = trajectory("one", "ha", 10.0, task="wash the mug")
     lost = trajectory("one", "hab", 0.0, "truncated", task="wash the mug")
     files = {"train-000001": [lost] * 2, "train-000002": [won, lost], "train-000003": [won] * 2}

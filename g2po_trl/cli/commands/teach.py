@@ -23,7 +23,7 @@ FILE.py     --train-config FILE        has the tasks, model and prompts; default
             --demonstrations FILE, --random-episodes N    instead: recorded trajectories, played again; random episodes
             --num-episodes N, --demonstration-turns N    the expert's episodes and their length; successes are taught
 learning    --num-demonstrations N, --learning-rate X, --per-device-train-batch-size N
-exam        --target-success X (stop at this rate on other training tasks), --exam-steps N, --num-exam-tasks N
+validation  --target-success X (stop at this rate on other tasks), --validation-steps N, --num-validation-tasks N
 
 g2po teach TARGET --help-all: every flag, with its default.
 """

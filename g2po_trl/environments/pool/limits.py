@@ -51,7 +51,7 @@ class PoolLimits(Options):
         "Maximum pixels of an image; more is an error.", 2048 * 2048, within="[1, inf)"
     )
     environment_variables: list[str] | None = _limit(
-        "Names of variables to pass to workers, beside those that programs need to run, such as `HF_TOKEN`.", None
+        "Variables to pass to workers, in addition to those that programs need, such as `HF_TOKEN`.", None
     )
 
     @property

@@ -128,7 +128,7 @@ function fromFile(name) {
   const script = make("script", { src: `${encodeURIComponent(files.folder)}/${name}` });
   return new Promise((resolve, reject) => {
     arrived.set(name, resolve);
-    script.addEventListener("error", () => reject(new Error(`${files.folder}/${name} is not beside this page`)));
+    script.addEventListener("error", () => reject(new Error(`${files.folder}/${name} was not found next to this page`)));
     document.head.append(script);
   }).finally(() => { arrived.delete(name); script.remove(); });
 }

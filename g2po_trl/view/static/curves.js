@@ -162,7 +162,7 @@ function drawCurves() {
   fillCharts($("curves"), charts.map(([title, content]) => [title, { ...shared, ...content }]));
 }
 
-// The curves of several runs in the same charts, or the exams of a model that was taught.
+// The curves of several runs in the same charts, or the validations of a model that was taught.
 let indexes = [];
 async function showRuns() {
   const sources = page.sources.filter(({ curves, evaluations }) => curves.length || evaluations.length);

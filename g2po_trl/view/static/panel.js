@@ -57,7 +57,7 @@ function allSteps(wanted) {
   return rows;
 }
 
-// Why a group taught nothing, and the marks of an episode.
+// Why a group has no learning signal, and the marks of an episode.
 const NOTHING = { solved: "all episodes solved, and in the same way", failed: "all episodes failed", equal: "all episodes have the same reward",
   one: "one episode has a result, and there is none to compare it with", errors: "no episode has a result: environment errors" };
 const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
@@ -107,7 +107,7 @@ function showOverview() {
   const about = [group.task || group.row !== null ? `Task ${group.id}` : "", group.environment || ""].filter(Boolean).join(", ");
   fill(make("h2", {}, groupName(group)), about ? make("p", { class: "note" }, about) : null,
     make("p", {}, `${group.success} of ${group.trajectories.length} episodes solved; ${amountOf(group.nodes.length, "state")}.`),
-    group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "This group taught nothing: "), `${NOTHING[group.nothing]}.`) : null,
+    group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "No learning signal: "), `${NOTHING[group.nothing]}.`) : null,
     ...notes.map((note) => make("p", { class: "note" }, note)),
     group.trajectories.some((t) => t.turns.length && t.outcome !== "success") ? make("p", { class: "note fact" },
       "Beside a failed episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,

@@ -62,7 +62,7 @@ function showSides() {
   const several = page.sources.length > 1;
   const choice = (at) => {
     const select = make("select", { id: `set-of-${LETTERS[at]}`, "aria-label": `evaluation ${LETTERS[at]}` });
-    if (at === 1) select.append(make("option", { value: "" }, "nothing beside it"));
+    if (at === 1) select.append(make("option", { value: "" }, "no comparison"));
     const groups = page.sources.map((source, i) => [source.name, page.sets.filter((set) => set.source === i)]);
     for (const [name, sets] of groups.filter(([, some]) => some.length)) {
       const options = sets.map((set) => make("option", { value: set.id }, setName(set) + rated(set)));

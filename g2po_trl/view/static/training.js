@@ -17,7 +17,7 @@ async function choose(number, wanted = null) {
   const alike = shown.groups.length > 1 && new Set(shown.groups.map(groupName)).size === 1;
   $("groups").replaceChildren(...shown.groups.map((one, g) => {
     const name = groupName(one);
-    const says = one.nothing ? `taught nothing: ${NOTHING[one.nothing]}` : "";
+    const says = one.nothing ? `no learning signal: ${NOTHING[one.nothing]}` : "";
     return make("button", { type: "button", title: [name, one.id, says].filter(Boolean).join("\n"), class: one.nothing ? "nothing" : "",
       onclick: () => showGroup(g) }, `${g + 1}: ${one.success}/${one.trajectories.length} `,
       one.task || one.row !== null ? make("span", { class: "of" }, alike ? one.id : name) : null);
@@ -41,7 +41,7 @@ function resultOf(n) {
   const idle = shown.groups.filter((one) => one.nothing).length;
   return `${percent(counted.filter(({ outcome }) => outcome === "success").length / counted.length)}` +
     `${error ? ` ± ${percent(error)}` : ""} % of ${counted.length} episodes solved. ` +
-    (idle ? `${idle} of ${amountOf(shown.groups.length, "group")} taught nothing. ` : "");
+    (idle ? `No learning signal in ${idle} of ${amountOf(shown.groups.length, "group")}. ` : "");
 }
 
 // What the advantages of this iteration are, and the λ of its values.

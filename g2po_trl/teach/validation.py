@@ -1,4 +1,4 @@
-"""Exams during fine-tuning: episodes on tasks that were not shown, and what limits a model that misses the target."""
+"""Validation during fine-tuning: episodes on tasks that were not shown; what limits a model that misses its target."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.runs.callbacks import joined
+from g2po_trl.runs.iterations import validations_of
 from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.forward_pass import evaluation_mode
@@ -41,9 +42,9 @@ class TeachingArguments(Sampling):
     """Arguments of all recipes of teaching; each is a flag and a YAML key."""
 
     num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
-    target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
-    exam_steps: int = option("Optimizer steps between two exams.", 24, within="[1, inf)")
-    num_exam_tasks: int | None = option("Tasks of exams. 0: the taught ones. None: a fifth.", None, within="[0, inf)")
+    target_success: float = option("Success rate of a validation at which training ends.", 0.3, within="(0, 1]")
+    validation_steps: int = option("Optimizer steps between validations.", 24, within="[1, inf)")
+    num_validation_tasks: int | None = option("0: the taught tasks. None: a fifth.", None, within="[0, inf)")
     prompt: str = option("Wording of prompts.", "compact", choices=("full", "compact"))
     history_length: int = option("Past turns in a prompt.", 2, within="[0, inf)")
     max_turns: int = option("Turns of an episode.", 50, within="[1, inf)")
@@ -52,10 +53,10 @@ class TeachingArguments(Sampling):
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations."""
-        number = max(1, len(rows) // 5) if self.num_exam_tasks is None else self.num_exam_tasks
-        require(number < len(rows), "num_exam_tasks", number, f"set it below the {len(rows)} training tasks")
+        number = max(1, len(rows) // 5) if self.num_validation_tasks is None else self.num_validation_tasks
+        require(number < len(rows), "num_validation_tasks", number, f"set it below the {len(rows)} training tasks")
         rows = list(rows)
-        random.Random(f"{seed}-exam").shuffle(rows)
+        random.Random(f"{seed}-exam").shuffle(rows)  # this word keeps the split of recorded runs
         return (rows[number:], rows[:number]) if number else (rows, rows)
 
 
@@ -95,12 +96,12 @@ class SuccessEvaluation:
 
 @dataclass
 class SuccessEvalCallback(TrainerCallback):
-    """Evaluates every `exam_steps` steps and at the end, and stops training at the target success rate.
+    """Evaluates every `validation_steps` steps and at the end, and stops training at the target success rate.
 
-    The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
+    The episodes are written to output_dir/validations, the results to output_dir/validations/results.json.
     """
 
-    exam: SuccessEvaluation
+    validation: SuccessEvaluation
     processing_class: Processing
     pool: EnvironmentPool
     num_samples: int  # of the data set, times epochs
@@ -108,7 +109,7 @@ class SuccessEvalCallback(TrainerCallback):
     started: float = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
+        self.started, known = time.perf_counter(), validations_of(args.output_dir) / "results.json"
         if state.global_step and known.is_file():
             self.results = [result for result in json.loads(known.read_text()) if result["step"] <= state.global_step]
             self.started -= self.results[-1]["seconds"] if self.results else 0.0
@@ -119,11 +120,11 @@ class SuccessEvalCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         step = state.global_step
-        if step % self.exam.options.exam_steps and step < state.max_steps:
+        if step % self.validation.options.validation_steps and step < state.max_steps:
             return
-        summary, trajectories = self.exam.evaluate(model, self.processing_class, self.pool, args.seed)
-        folder = Path(args.output_dir, "exams")
-        write_jsonl(folder / f"exam-{step:06d}.jsonl", trajectories)
+        summary, trajectories = self.validation.evaluate(model, self.processing_class, self.pool, args.seed)
+        folder = validations_of(args.output_dir)
+        write_jsonl(folder / f"validation-{step:06d}.jsonl", trajectories)
         samples = step * args.per_device_train_batch_size * args.gradient_accumulation_steps
         samples = samples if args.max_steps > 0 else min(samples, self.num_samples)
         elapsed = time.perf_counter() - self.started
@@ -137,20 +138,22 @@ class SuccessEvalCallback(TrainerCallback):
         ends = [f"turns {summary['turns']:.1f}", f"elapsed {elapsed:.0f} s"]
         print(joined([f"step {step:>4}", f"{samples} samples", *losses[-1:], success, *ratios, *ends]), flush=True)
         if failed := summary["error_rate"] + summary["lost_rate"]:
-            print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
-        if self.exam.is_passed(summary):
+            print(f"{failed:.0%} of its episodes ended in an environment error and do not count", flush=True)
+        if self.validation.is_passed(summary):
             control.should_training_stop = True
 
 
 def describe_limits(
-    exam: SuccessEvaluation, last: Mapping[str, Any], shown: Sequence[Trajectory], model_name: str
+    validation: SuccessEvaluation, last: Mapping[str, Any], shown: Sequence[Trajectory], model_name: str
 ) -> str:
     """Return what limits a model that missed its target: the format, calls of tools, or something else."""
     valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
     calls, taught = last.get("tool_call_ratio"), [bool((step.response or {}).get("tool_calls")) for step in steps]
     has_format = f"{valid:.0%} of the completions have the format"
     if valid < FORMAT:
-        return f"{has_format}, the target is {exam.target_valid:.0%}: teach longer, or raise max_completion_length."
+        return (
+            f"{has_format}, the target is {validation.target_valid:.0%}: teach longer, or raise max_completion_length."
+        )
     words = spelled_words(steps, model_name, with_actions=True)
     spelled = f" The tokenizer spells in pieces: {', '.join(words[0].facts['words'])}." if words else ""
     if calls is not None and calls * len(taught) < FORMAT * sum(taught):
