@@ -205,21 +205,27 @@ class _ReportBefore(TrainerCallback):
 
 
 class _SaveOnInterrupt(TrainerCallback):
-    """Ctrl-C, if steps would be lost, stops after the next optimizer step with a checkpoint; a second one at once."""
+    """Ctrl-C or SIGTERM, if steps would be lost, stops after the next optimizer step with a checkpoint.
+
+    A second Ctrl-C stops at once. Schedulers send SIGTERM to each process and to its launcher, which passes it on.
+    """
 
     pressed = unsaved = is_main = False
+    code = 130
 
     def _press(self, number, frame):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.code = 128 + number
         if not self.unsaved:
             raise KeyboardInterrupt
-        self.pressed = True
-        if self.is_main:
+        if self.is_main and not self.pressed:
             print("\nStopping with a checkpoint after the next update. Ctrl-C again stops at once.", file=sys.stderr)
+        self.pressed = True
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.is_main, self.unsaved = state.is_world_process_zero, args.world_size > 1  # others may be a step ahead
         signal.signal(signal.SIGINT, self._press)
+        signal.signal(signal.SIGTERM, self._press)
 
     def on_step_end(self, args, state, control, **kwargs):
         self.unsaved, self.pressed = True, any(gather_object([self.pressed]))
@@ -231,6 +237,7 @@ class _SaveOnInterrupt(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run_recipe(
@@ -246,7 +253,8 @@ def run_recipe(
 
     Raises:
         G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
-        SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C.
+        SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C, 143 after
+            SIGTERM.
     """
     args, main, folder = trainer.args, trainer.accelerator.is_main_process, trainer.args.output_dir
     missing = report_dataset is None and (args.load_best_model_at_end or not trainer.eval_dataset)
@@ -270,7 +278,7 @@ def run_recipe(
         if main:
             step = trainer.state.global_step
             print(f"\nStopped at step {step}. The same command with {how}.", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(interrupt.code) from None
     state = trainer.state
     if report_dataset is not None:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..utils.options import require
@@ -108,8 +108,8 @@ class Plan:
             vllm_gpus=self["vllm_tensor_parallel_size"] or 1,
         )
 
-    def assumed_episodes(self, **given: float) -> Episodes:
-        """Return assumed statistics of episodes; given means replace the assumed ones."""
+    def assumed_episodes(self) -> Episodes:
+        """Return assumed statistics of episodes."""
         prompt = min(_ASSUMED_PROMPT, self["max_prompt_length"] or _ASSUMED_PROMPT)
         completion = min(_ASSUMED_COMPLETION, self["max_completion_length"])
-        return replace(Episodes(_ASSUMED_FRACTION_OF_TURNS * self["max_turns"], prompt, completion), **given)
+        return Episodes(_ASSUMED_FRACTION_OF_TURNS * self["max_turns"], prompt, completion)

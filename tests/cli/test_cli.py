@@ -128,7 +128,7 @@ NO_VLLM = "vLLM is not available. Please install it with `pip install trl[vllm]`
         (ImportError(NO_VLLM), install_command("vllm")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
         (SafetensorError("header too large"), "damaged"),
-        (OSError(NO_HUB), "nor available from the Hub: We couldn't"),
+        (OSError(NO_HUB), "cannot be loaded: We couldn't"),
     ],
 )
 def test_what_users_can_fix_is_one_line(capsys, monkeypatch, error, told):
@@ -311,11 +311,12 @@ def two(folder, tiny_model_dir):
 
 
 @pytest.mark.slow
-def test_two_processes_and_ctrl_c(two):
-    """The finished step is saved, one line, exit code 130, nothing left running, and the same command goes on."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_processes_and_ctrl_c(two, number):
+    """The finished step is saved, one line, exit code 130 or 143, and the same command goes on."""
     command, run = two
-    os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(60) == 130, Path("log").read_text()[-3000:]
+    os.killpg(run.pid, number)
+    assert run.wait(60) == 128 + number, Path("log").read_text()[-3000:]
     said = Path("log").read_text()
     assert "Traceback" not in said and said.count("Stopped at step") == 1 and "OMP_NUM_THREADS" not in said
     step = int(re.search(r"continues from runs/two/checkpoint-(\d+)\.", said)[1])
@@ -378,7 +379,8 @@ def test_the_wheel_holds_all_of_it(tmp_path):
     assert not [name for name in held if name.startswith(("tests/", "docs/"))]
 
 
-def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_what_would_be_lost_and_a_second_ctrl_c_stops_at_once(number):
     stop, control = _SaveOnInterrupt(), TrainerControl()
     given = SimpleNamespace(world_size=1), TrainerState(global_step=1), control
     try:
@@ -386,14 +388,17 @@ def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
         stop.on_step_end(*given)
         stop.on_save(*given)
         with pytest.raises(KeyboardInterrupt):  # nothing would be lost
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         stop.on_train_begin(*given)
         stop.on_step_end(*given)
         assert not control.should_save and not control.should_training_stop
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
+        assert stop.code == 128 + number
+        signal.raise_signal(signal.SIGTERM)  # a launcher passes on what its processes got
         stop.on_step_end(*given)
         assert control.should_save and control.should_training_stop
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:
         stop.on_train_end(*given)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

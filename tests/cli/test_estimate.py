@@ -136,9 +136,8 @@ def test_episodes_are_those_of_a_run(tmp_path, capsys):
     found = Episodes.of_log(load_log(tmp_path), "a run")
     assert found == Episodes(5, 30, 10, 0.5, "a run")
     assert "5 turns" in run(capsys, "alfworld", "--like", str(tmp_path))
-    for words in (["--like", str(tmp_path), "--mean-turns", "3"], ["--gpu-memory", "0"]):
-        with pytest.raises(SystemExit):
-            run(capsys, "alfworld", *words)
+    with pytest.raises(SystemExit):
+        run(capsys, "alfworld", "--gpu-memory", "0")
     with refused("like"):
         Episodes.of_log([dict.fromkeys(tokens, 0.0)], "a run of errors")
 
@@ -150,7 +149,7 @@ def run(capsys, *words):
 
 def test_a_recipe_is_estimated_with_flags_of_train(capsys, qwen):
     assert read_shape(qwen) == LARGE
-    words = ["alfworld", "--config", "qwen2.5-1.5b", "--model", qwen, "--num_processes", "2", "--mean-turns", "10"]
+    words = ["alfworld", "--config", "qwen2.5-1.5b", "--model", qwen, "--num_processes", "2", "--max-turns", "15"]
     text = run(capsys, *words, "--max_steps", "15", "--gpu-memory", "80")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "80 GB: fits" in text
     assert "15 iterations" in text and "1,280 step samples" in text

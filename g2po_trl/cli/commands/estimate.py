@@ -18,7 +18,7 @@ from pathlib import Path
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
 from ...runs.iterations import load_log
-from ...utils.options import option, require
+from ...utils.options import option
 from ..parser import Parser
 from ..recipe_files import config_keys
 from .train import Request, read, resolve
@@ -30,9 +30,6 @@ class EstimateOptions(Request):
         "memory of a GPU in GB: also print whether the run fits", None, within="(0, inf)"
     )
     like: Path | None = option("take turns, tokens and shared prefixes of episodes from this run", None, metavar="RUN")
-    mean_turns: float | None = option("of an episode; default: two thirds of max_turns", None, within="(0, inf)")
-    prompt_tokens: float | None = option("mean of a step; default: at most 700", None, within="(0, inf)")
-    completion_tokens: float | None = option("mean of a step; default: at most 150", None, within="(0, inf)")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,9 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings["model_name_or_path"] = settings["model_name_or_path"] or recipe.model
     sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
     plan = Plan(settings, options.num_processes or 1, sharded)
-    means = {name: getattr(options, name) for name in ("mean_turns", "prompt_tokens", "completion_tokens")}
-    means = {name.removeprefix("mean_"): value for name, value in means.items() if value is not None}
-    require(not (options.like and means), "like", options.like, "leave it out, or the mean turns and tokens")
     of_run = options.like and Episodes.of_log(load_log(options.like), str(options.like))
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
-    print(format_plan(plan, of_run or plan.assumed_episodes(**means), memory))
+    print(format_plan(plan, of_run or plan.assumed_episodes(), memory))

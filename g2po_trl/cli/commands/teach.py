@@ -14,16 +14,10 @@ Fine-tune a model on an expert's actions, as a start for g2po train.
 TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py
 --agent FILE.py[:NAME]   instead of TARGET: an agent
 
-run         --config FILE (default: teach.yaml next to FILE.py), --output-dir FOLDER, --overwrite, --seed N
-            --resume-from-checkpoint auto
-model       --model FOLDER|ID          default: that of config.yaml, else SmolLM2-135M-Instruct, downloaded once
-            --dtype, --use-peft        an adapter, merged at the end
-FILE.py     --train-config FILE        has the tasks, model and prompts; default: config.yaml next to FILE.py
-            --expert FILE.py:NAME      default: `expert` in FILE.py, a function (environment) or (messages, tools)
-            --demonstrations FILE, --random-episodes N    instead: recorded trajectories, played again; random episodes
-            --num-episodes N, --demonstration-turns N    the expert's episodes and their length; successes are taught
-learning    --num-demonstrations N, --learning-rate X, --per-device-train-batch-size N
-validation  --target-success X (stop at this rate on other tasks), --validation-steps N, --num-validation-tasks N
+--config FILE (default: teach.yaml next to FILE.py), --model FOLDER|ID, --use-peft (an adapter, merged at the end)
+--output-dir FOLDER, --overwrite, --resume-from-checkpoint auto
+--expert FILE.py:NAME (default: `expert` in FILE.py), or instead --demonstrations FILE or --random-episodes N
+--num-demonstrations N, --learning-rate X, --target-success X (stop at this rate on other tasks)
 
 g2po teach TARGET --help-all: every flag, with its default.
 """

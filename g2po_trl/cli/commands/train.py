@@ -27,29 +27,26 @@ TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny mo
             Default: the environment in environment.py, else the agent in agent.py.
 --agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client)
 
-run         --config FILE|NAME, --output-dir FOLDER, --max-steps N, --resume-from-checkpoint auto, --overwrite
-            default: config.yaml and tasks.jsonl next to FILE.py
-model       --model FOLDER|ID, --use-peft, --load-in-4bit
-learning    --num-generations N (episodes of a task), --per-device-train-batch-size N, --learning-rate X
+run         --config FILE|NAME (default: config.yaml next to FILE.py), --output-dir FOLDER, --overwrite
+            --max-steps N, --resume-from-checkpoint auto
+model       --model FOLDER|ID, --use-peft, --learning-rate X
             --advantage-estimator {"|".join(ESTIMATORS)}
-episodes    --max-turns N, --max-completion-length N, --temperature X, --engine {"|".join(ENGINES)}
-processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
+episodes    --num-generations N (of a task), --max-turns N, --max-completion-length N, --engine {"|".join(ENGINES)}
+processes   --num-processes N (one per GPU, or on the CPU; several machines: accelerate launch … -m g2po_trl train …)
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
-            several machines: accelerate launch … -m g2po_trl train …
 
-g2po train TARGET --help-all: every flag, with its default. Example:
-  g2po train environment.py:TidyEnvironment --model runs/tidy-start --max-steps 20 --num-processes 2
+g2po train TARGET --help-all: every flag, with its default.
 """
 
 
 @dataclass
 class Request(Options):
-    """A command line: the options of `g2po train` itself, its target, and the words for the recipe."""
+    """A command line: options of the command itself, kind and name of the recipe, and the words for it."""
 
     agent: str | None = option("instead of TARGET: an agent", None, metavar="FILE.py[:NAME]")
     num_processes: int | None = option("processes, through Accelerate", None, within="[1, inf)")
     accelerate_config: str | None = option("Accelerate's configuration", None, metavar="FILE|NAME")
-    command: str = field(default="", init=False)
+    kind: str = field(default="", init=False)
     target: str | None = field(default=None, init=False)
     passed: list[str] = field(default_factory=list, init=False)
 
@@ -59,8 +56,7 @@ def read(
 ) -> Any:
     """Return the parsed command line, whose first word is the target; print the help and exit if it asks for that.
 
-    A flag that no recipe has ends the process: a recipe would say so after importing torch and TRL. Messages of a
-    recipe that is run then name the command.
+    Messages of a recipe that is run then name the command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
@@ -73,15 +69,14 @@ def read(
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
-    if message := parser.misspelled(passed, own.fields):
-        own.error(message)
-    request.command, request.target, request.passed, parser.COMMAND = command, target, passed, command
+    request.kind = "teach" if command == "g2po teach" else "train"
+    request.target, request.passed, parser.COMMAND = target, passed, command
     return request
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the recipe's script, of `g2po train` or `g2po teach`, and its arguments."""
-    scripts = recipes_of("teach" if request.command == "g2po teach" else "train")
+    """Return the recipe's script and its arguments."""
+    scripts = recipes_of(request.kind)
     own = scripts.pop(OWN_RECIPE)
     environment, agent = environment_or_agent(request.target, request.agent)
     if agent is not None:
