@@ -60,10 +60,7 @@ def check_environment(
 def contract_findings(
     factory: Callable, task: dict[str, Any], actions: Sequence[str] | None, max_steps: int
 ) -> list[Finding]:
-    """Play an environment as `check_environment`, and return each contract violation once, and warnings.
-
-    If several actions raise in one line of code, the first is named.
-    """
+    """Return warnings and violations; of several actions that raise in one line of the user's code, the first."""
     name = factory_name(factory)
     try:
         environment = constructed(factory, name)

@@ -118,11 +118,11 @@ class Examination:
         return findings + again
 
     def _replayed(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> Finding:
-        """Return a finding about playing each task's longest episode in another process, there twice in one object."""
+        """Return a finding about replays in another process: of each task's longest episode, alone and then not."""
         for task, group in zip(tasks, played.groups):
-            longest = max(group, key=lambda trajectory: len(trajectory.steps), default=None)
-            for _ in range(2 if longest else 0):
-                if different := replay_difference(pool, task, longest):
+            longest = sorted(group, key=lambda trajectory: len(trajectory.steps))[-2:]
+            for episodes in (longest[-1:], (longest * 2)[-2:]) if longest else ():
+                if different := replay_difference(pool, task, episodes):
                     return different
         return Kind.CONTRACT_KEPT.found()
 

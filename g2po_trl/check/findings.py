@@ -15,15 +15,12 @@ _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end wi
 _VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
 _EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g})"
 _EXPERT += "; others: {reasons}"
-_KEYS = (
-    "calls in a state of another episode: {used:.0%} by the key in use, {news:.0%} by new messages, {normalised:.0%} "
-)
-_KEYS += "by new messages without times, ids, paths"
+_KEYS = "calls in a state of another episode: {used:.0%} by the key in use, {news:.0%} by new messages, "
+_KEYS += "{normalised:.0%} by new messages without times, ids, paths"
 _LENGTHS = "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit"
-_NO_EFFECT = (
-    "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}"
-)
-_NOT_REPLAYED = "the same actions do not lead to the same states in another process: {difference}"
+_NO_EFFECT = "{count} of {listed} admissible actions get the response to an invalid action ({response!r}): {actions}"
+_NOT_REPLAYED = "the same actions do not lead to the same states {where}: {difference}"
+_OWN_STATE = "Seed a random.Random in reset (hash() of a text differs by process), and keep all state in self."
 _TEACH = "or fine-tune it on demonstrations (g2po teach)."
 _TRAINED = f"Use a model that was trained to call tools, {_TEACH}"
 
@@ -48,27 +45,24 @@ class Kind(Enum):
     CONSTRUCTION = _error("constructing {name} raised {error}{where}", "Bind its arguments with functools.partial.")
     RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
     RAISED_IN_STEP = _error("{name} raised {error} on the action {action}{where}", "Return an observation instead.")
-    RANDOM_RESET = _error(
-        "{name}.reset gave {first!r} and then {then!r} for one task", "Seed randomness from the task."
-    )
+    RANDOM_RESET = _error("{name}.reset gave {first!r} and then {then!r} for one task", "Seed it from the task.")
     NO_EFFECT = Wording(_NO_EFFECT, "List only executable actions, or describe their effect.")
     FAILED = _error("{who} {failure} ({count} of {failures} failed episodes)")
-    NOT_REPLAYED = Wording(_NOT_REPLAYED, "Seed all randomness from the task (hash() of a text differs by process).")
-    CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
+    NOT_REPLAYED = Wording(_NOT_REPLAYED, _OWN_STATE)
+    CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also beside other episodes")
     LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
     NO_TASK = Wording("later prompts may lack the goal", "Set Observation.task in reset, or repeat the goal.")
     NO_ACTIONS = Wording("it lists no actions: random episodes play 'look'", "List or describe them in the prompt.")
     # States
     RECURRENCE = _ok(f"{_VISITS}: there is a graph to learn from")
-    RARE_STATES = Wording(
-        f"{_VISITS}: G2PO is little more than GRPO", "Give equal states an equal state_key, or use GRPO."
-    )
+    RARE_STATES = Wording(f"{_VISITS}: G2PO is little more than GRPO", "Give equal states equal keys, or use GRPO.")
     COUNTER = Wording("{counter}", "Leave counters and clocks out of the state_key, or use state_key_ignores.")
     KEYS = Wording(_KEYS, "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.")
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
+    PAID_TRUNCATED = Wording(f"{_EPISODES}; {{paid}} pay as they truncate", "End successes with terminated=True.")
     EQUAL_REWARDS = Wording(f"{_EPISODES}, all with reward {{low:g}}", "Begin with easier tasks.", is_final=True)
     # The environment's faults of the diagnosis that the end of training and reports read
     DIFFERENT_STARTS = Wording(*Cause.DIFFERENT_STARTS.wording)
@@ -77,9 +71,7 @@ class Kind(Enum):
     NO_REWARD = Wording(*Cause.NO_REWARD.wording)
     # Agents
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")
-    RAISED_IN_AGENT = Wording(
-        "raises {error}{where} in {count} of {episodes} episodes", "Send it to the model instead."
-    )
+    RAISED_IN_AGENT = Wording("raises {error}{where} in {count} of {episodes} episodes", "Tell the model instead.")
     TOO_MANY_CALLS = Wording("asks for more than {turns} calls in {count} of {episodes} episodes", "Raise max_turns.")
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model

@@ -88,10 +88,13 @@ def outcomes(played: Played, turns: int, who: str) -> Finding:
     """Return a finding about successes and rewards."""
     rewards, successes = [one.reward for one in played.episodes], sum(one.success for one in played.episodes)
     is_equal = len(set(rewards)) == 1
-    kind = Kind.ALL_WON if successes == len(rewards) else Kind.EQUAL_REWARDS if is_equal else Kind.OUTCOMES
+    cut = [one.steps[-1] for one in played.episodes if one.outcome == "truncated" and 0 < len(one.steps) < turns]
+    paid = sum(step.reward > 0 for step in cut)  # by the environment, in the step that it cut
+    kind = Kind.PAID_TRUNCATED if paid and not successes else Kind.OUTCOMES
+    kind = Kind.ALL_WON if successes == len(rewards) else Kind.EQUAL_REWARDS if is_equal else kind
     ended = sum(one.outcome != "truncated" for one in played.episodes)
     facts = {"who": who, "successes": successes, "episodes": len(rewards), "ended": ended, "turns": turns}
-    return kind.found(**facts, low=min(rewards), high=max(rewards))
+    return kind.found(**facts, paid=paid, low=min(rewards), high=max(rewards))
 
 
 def failures(found: Sequence[EnvironmentFailure], who: str = "the agent") -> list[Finding]:

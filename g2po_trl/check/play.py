@@ -129,12 +129,15 @@ def play(
     return Played.of(played, episodes)
 
 
-def replay_difference(pool: EnvironmentPool, task: dict[str, Any], episode: Trajectory) -> Finding | None:
-    """Play an episode's actions again and return a finding about the first difference, if any."""
-    actor = AnswerActor(lambda again: sent(episode.steps[len(again.steps)]))
-    (again,), _ = Player(pool, actor, EpisodeLimits(max_turns=len(episode.steps))).play([task])
-    for difference, is_error in _differences(again, episode):
-        return Kind.NOT_REPLAYED.found("error" if is_error else "warning", difference=difference)
+def replay_difference(pool: EnvironmentPool, task: dict[str, Any], episodes: Sequence[Trajectory]) -> Finding | None:
+    """Play the actions of a task's episodes again, concurrently, and return the first difference, if any."""
+    actions = [iter(map(sent, episode.steps)) for episode in episodes]
+    limits = EpisodeLimits(max_turns=max(len(episode.steps) for episode in episodes))
+    player = Player(pool, AnswerActor(lambda again: next(actions[again.number], None)), limits)
+    where = "beside another episode of their process" if len(episodes) > 1 else "in another process"
+    for again, before in zip(player.play([task] * len(episodes), groups=[0] * len(episodes))[0], episodes):
+        for difference, is_error in _differences(again, before):
+            return Kind.NOT_REPLAYED.found("error" if is_error else "warning", where=where, difference=difference)
     return None
 
 

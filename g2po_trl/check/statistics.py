@@ -31,10 +31,7 @@ def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], s
 
 
 def returned_share(trajectories: Iterable[Trajectory], key: Callable[[Step], str] = _own_key) -> float | None:
-    """Return the share of steps, except first ones, whose state the same episode had visited before.
-
-    `None` if no episode has a second step.
-    """
+    """Return the share of later steps whose state the same episode had visited before; `None` without later steps."""
     steps = returned = 0
     for trajectory in trajectories:
         keys = list(map(key, trajectory.steps))

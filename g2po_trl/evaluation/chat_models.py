@@ -157,6 +157,7 @@ class ServerChat:
     generation_kwargs: Kwargs = None  # further fields of a request, for servers that accept them
     max_retries: int = 6  # of a request that fails because of load or network
     length_field = "max_tokens"
+    names_stops = False  # whether it is known to tell which text ended a completion, as vLLM and SGLang do
 
     def __post_init__(self):
         self.openai = import_extra("openai")
@@ -174,7 +175,9 @@ class ServerChat:
         """
         # Fields that not every server supports are sent only if they are set.
         filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
-        options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
+        ends = sampling.stop_sequences if self.names_stops else ()  # they are a part of the completion
+        stops = list(dict.fromkeys([*request.stop, *(ends or ())]))
+        options = {"stop": stops, "extra_body": self.fields | filters, "tools": request.tools}
         length_field = self.length_field
         options[length_field] = sampling_of(request, sampling).max_completion_length
         try:
@@ -187,7 +190,8 @@ class ServerChat:
                     seed=seed % 2**31,  # servers accept 31 bits
                     **{name: value for name, value in options.items() if value},
                 )
-            return _read(response, request, sampling)
+            completion, self.names_stops = _read(response, request, sampling)
+            return completion
         except (self.openai.OpenAIError, ValueError) as error:  # also text that is not JSON
             is_rejected = isinstance(error, self.openai.BadRequestError)
             told = f"{error} {error.code}".lower() if is_rejected else ""
@@ -206,13 +210,15 @@ class ServerChat:
         self.runner.close()
 
 
-def _read(response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
-    """Return the completion in a server's response. Raises `ValueError` if there is none."""
+def _read(response: Any, request: ChatRequest, sampling: Sampling) -> tuple[ChatCompletion, bool]:
+    """Return a response's completion, and whether it would name a stop text. Raises `ValueError` if there is none."""
     choice = next(iter(getattr(response, "choices", None) or ()), None)
     if choice is None or choice.message is None:
         raise ValueError(f"it answered without a chat completion ({response!s:.200})")
     message, usage = choice.message, response.usage
     text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
+    names = [getattr(choice, name) for name in ("stop_reason", "matched_stop") if hasattr(choice, name)]
+    text += "".join(stop for stop in sampling.stop_sequences or () if stop in names and stop not in request.stop)
     ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
     calls = [call.model_dump() for call in message.tool_calls or ()]
     said = {"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}
@@ -223,7 +229,8 @@ def _read(response: Any, request: ChatRequest, sampling: Sampling) -> ChatComple
     if isinstance(reasoning, str) and "</think>" not in text:
         text = f"<think>{reasoning}</think>{text}"
     tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-    return ChatCompletion(text, *tokens, choice.finish_reason not in ("length", "content_filter"), message=answer)
+    complete = choice.finish_reason not in ("length", "content_filter")
+    return ChatCompletion(text, *tokens, complete, message=answer), bool(names)
 
 
 def api_messages(messages: Sequence[Message]) -> list[Message]:

@@ -6,11 +6,10 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from math import isnan, nan
-from os.path import isfile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -38,7 +37,7 @@ from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import check_options, require
 from .chat_models import ServerActor, ServerChat
-from .checkpoints import files_hash, weights_hash
+from .checkpoints import weights_hash
 from .options import EvaluateOptions
 from .panel import Panel
 from .react import OBSERVED, react_template
@@ -168,26 +167,14 @@ def identity(options: EvaluateOptions, panel: Panel) -> dict[str, Any]:
     if options.base_url is None:
         settings["weights"] = weights_hash(options.model, options.engine_options.get("revision"))
     settings |= {
-        "environment_files": files_hash(_files_in(options.environment_options)),
         "panel": panel.name,
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
         "prompt": _hash(by_names(describe_prompt(panel.prompt_template))),
-        "history": panel.history,
-        "history_length": panel.history_length,
-        "max_turns": panel.max_turns,
+        **{name: getattr(panel, name) for name in ("history", "history_length", "max_turns")},
         "versions": installed_versions(),
     }
     return json.loads(to_json(masked(by_names(settings))))
-
-
-def _files_in(data: Any) -> Iterator[str]:
-    """Yield the names of files in environment options, at any depth."""
-    if isinstance(data, (Mapping, list)):
-        for value in data.values() if isinstance(data, Mapping) else data:
-            yield from _files_in(value)
-    elif isinstance(data, str) and isfile(data):
-        yield data
 
 
 def _hash(data: Any) -> str:
@@ -216,8 +203,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             (output / "results.json").unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
-        size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
-        print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
+        print(f"{panel.name}, {len(panel.rows)} tasks: {options.agent} agent, {options.model}", flush=True)
         player = Player(pool, actor, EpisodeLimits.of(options, max_turns=panel.max_turns))
         files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
         played = [play_panel(panel, player, options, seed, file) for seed, file in enumerate(files)]

@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -95,6 +96,35 @@ class Stuck(Walk):
             os._exit(5)
 
 
+def cut(result):
+    return replace(result, terminated=False, truncated=result.terminated)
+
+
+class Drifting(Walk):
+    """Draws from the generator of its process, which `reset` seeds."""
+
+    def reset(self, seed=0):
+        random.seed(seed)
+        return super().reset()
+
+    def step(self, action):
+        return super().step(random.choice(self.actions))
+
+
+class Shared(Walk):
+    """Its episodes write into one list."""
+
+    form, visits = "{0.visits}", []
+
+    def reset(self, seed=0):
+        self.visits.clear()
+        return super().reset()
+
+    def step(self, action):
+        self.visits.append(self.at)
+        return super().step(action)
+
+
 def kinds(environment, level="warning", task=None, **options):
     """Findings of a level by their kind; the texts of all can be made."""
     found = Examination(environment, [task or {"seed": 0}], **options).at_random()
@@ -144,6 +174,7 @@ def test_nothing_is_wrong_with_a_good_environment():
         (walk(pay=0.0), Kind.NO_REWARD, {"rewarded": 0}),
         (walk(actions=["left", "right", "jump"]), Kind.NO_EFFECT, {"count": 1, "listed": 3, "actions": ["'jump'"]}),
         (walk(task=None), Kind.NO_TASK, {}),
+        (walk(step=lambda *do: cut(Walk.step(*do))), Kind.PAID_TRUNCATED, {"successes": 0, "high": 10}),
         (LetterEnvironment, Kind.NO_ACTIONS, {}),
         (walk(step=lambda self, action: StepResult("end", 10.0, True)), Kind.ALL_WON, {"successes": 8, "episodes": 8}),
         (walk(form="[{0.turn}] place {0.at}"), Kind.COUNTER, {}),
@@ -193,6 +224,18 @@ def test_whether_states_can_be_returned_to():
     assert forgetful["difference"].startswith("at step 8, observation is 'left 1 at")
     by_process = walk(reset=lambda self, seed: Walk.reset(self) and Observation(f"process {os.getpid()}", task="Go."))
     assert kinds(by_process, "error").keys() == {Kind.NOT_REPLAYED}, "another start is an error"
+
+
+@pytest.mark.parametrize("environment", [Drifting, Shared])
+def test_episodes_that_disturb_each_other(environment):
+    """Alone, each replays; in training a process plays several."""
+    found = kinds(environment)[Kind.NOT_REPLAYED]
+    assert found["where"] == "beside another episode of their process"
+
+
+def test_a_reward_where_the_turn_limit_ends_the_episode_is_no_doubt():
+    paid = walk(step=lambda self, action: StepResult(self.turned(), 1.0))
+    assert Kind.PAID_TRUNCATED not in kinds(paid, episode_limits=EpisodeLimits(4))
 
 
 def test_actions_that_are_nearly_admissible():

@@ -19,12 +19,13 @@ def ask():
     """`ask(body, status, content_type)`: a server's completion if it answers so. `ask.requests`: what it was asked."""
     pytest.importorskip("openai")
 
-    def asked(body, status=200, content_type="application/json", stop=(), **options):
+    def asked(body, status=200, content_type="application/json", stop=(), ends=None, times=1, **options):
         server.answer, server.answer_headers = lambda *request: (status, body), {"Content-Type": content_type}
         chat = ServerChat(server.url, "m", max_retries=0, **options)
         try:
             request = ChatRequest([{"role": "user", "content": "?"}], stop=stop)
-            generated = chat.runner.run(chat.complete(request, Sampling(), 0))
+            for _ in range(times):
+                generated = chat.runner.run(chat.complete(request, Sampling(stop_sequences=ends), 0))
         finally:
             chat.close()
         return replace(generated, message=None)
@@ -74,3 +75,18 @@ def test_completions_are_read(ask):
     assert ask(chat_completion("x", None)).complete and not ask(chat_completion("x", "length")).complete
     ask(chat_completion("x"), generation_kwargs={"typical_p": 0.9})
     assert ask.requests[-1]["typical_p"] == 0.9 and "extra_body" not in ask.requests[-1]
+
+
+@pytest.mark.parametrize("name", ["stop_reason", "matched_stop", "other"])
+def test_stop_sequences_are_sent_to_servers_that_name_the_one_they_cut_out(ask, name):
+    """As vLLM and SGLang do. Of others nobody would know whether the completion had one."""
+    body = chat_completion("<action>go")
+    body["choices"][0][name] = "</action>"
+    text = ask(body, stop=("STOP",), ends=["</action>"], times=2).text
+    sent = [request["stop"] for request in ask.requests]
+    if name == "other":
+        assert (text, sent) == ("<action>go", [["STOP"], ["STOP"]])
+    else:
+        assert (text, sent) == ("<action>go</action>", [["STOP"], ["STOP", "</action>"]])
+    body["choices"][0][name] = "STOP"
+    assert ask(body, stop=("STOP",), ends=["STOP", "</action>"]).text == "<action>go", "of the request: no part of it"

@@ -26,7 +26,7 @@ def played(factory, task, actions, max_turns=None, number=1):
 def difference(factory, task, episode):
     """What is different if another process plays the episode's actions."""
     with EnvironmentPool(factory, LIMITS) as pool:
-        return replay_difference(pool, task, episode)
+        return replay_difference(pool, task, [episode])
 
 
 def check_played_again(factory, task, actions, max_turns=None):

@@ -67,7 +67,6 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "evaluation, check": 1815,
     "cli": 1777,
     "utils": 1205,
 }
