@@ -26,10 +26,11 @@ _DATES = (
     rf"{_DAY},? \d{{1,2}} {_MONTH} \d{{4}}",
 )
 _IDS = (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "0x[0-9a-fA-F]{4,}", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,64}")
+_LABELS = r"\b(?:p?pids?|pgid|(?:chunk|session|process|thread)[ _-]?id)\W{1,4}"  # of ids that are new in each run
 _PATH_END = r"[^\s'\"`:,;)\]]+"
-# What differs between two runs of the same commands, by the mark that stands for it.
-_NOISE = {
+_NOISE = {  # what differs between two runs of the same commands, by the mark that stands for it
     "<path>": re.compile(rf"(?:/private)?(?:/var/folders|/var/tmp|/tmp)/{_PATH_END}"),
+    r"\1<id>": re.compile(rf"(?i)({_LABELS})(?:[0-9a-f]{{6,}}|\d+(?:, \d+)*)\b"),
     "<id>": re.compile(rf"\b(?:{'|'.join(_IDS)})\b"),
     "<date>": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
     "<time>": re.compile(rf"(?<![\w:.]){_CLOCK}"),

@@ -43,6 +43,19 @@ def test_short_messages_say_enough_where_files_have_changed():
     ("text", "marked"),
     [
         ("Chunk ID: d33d44 · Wall time: 0.0000 seconds", "Chunk ID: <id> · Wall time: <seconds>"),
+        ("Chunk ID: 131072, Process Group PGID: 22941", "Chunk ID: <id>, Process Group PGID: <id>"),
+        ("Background PIDs: 22941, 22942\nExit Code: 1", "Background PIDs: <id>\nExit Code: 1"),
+        ('running with session ID 40213, "pid": 7', 'running with session ID <id>, "pid": <id>'),
+        *(
+            (kept, kept)
+            for kept in (
+                "score: 131072",
+                "paid 22941; rapid: 3",
+                "user id: 7, order_id=22941",
+                "session 3",
+                "PID: none",
+            )
+        ),
         ("Fri Nov 27 11:09:32 UTC 2026", "<date>"),
         ("2026-11-27T10:00:00.123Z, 2026-11-27", "<date>, <date>"),
         ("3 passed in 0.12s", "3 passed in <seconds>"),
