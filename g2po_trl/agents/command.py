@@ -103,8 +103,7 @@ class AgentCommand:
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns. Raises `AgentError` if it fails or takes too long."""
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
-            folder = Path(name).resolve()  # as programs print it
-            return _Episode(self, task, client, folder).play()
+            return _Episode(self, task, client, Path(name).resolve()).play()  # the path as programs print it
 
 
 class _Episode:
@@ -189,8 +188,7 @@ class _Episode:
         return returncode, stdout, stderr
 
     def _verify(self, returncode: int, stdout: str, stderr: str) -> Any:
-        folder = self.workspace.folder if self.workspace else self.folder
-        values = dict(zip(_VERIFIED, [self.task, stdout, stderr, returncode, folder]))
+        values = dict(zip(_VERIFIED, [self.task, stdout, stderr, returncode, (self.workspace or self).folder]))
         return result_of(self.command.verify(**{name: values[name] for name in self.command.verified}))
 
     def _check(self) -> tuple[float, dict[str, Any]]:

@@ -62,7 +62,7 @@ class Endpoint(LoopbackServer):
         dialect, read = next((ROUTES[one] for one in ROUTES if fnmatchcase(route, one)), (DIALECTS[0], None))
         session = asked = body = None
         try:
-            session = self.session_of(headers)
+            session = scope["session"] = self.session_of(headers)
             if read is None:
                 raise RefusedRequestError(f"{route} is not served: use {', '.join(ROUTES)}", None, "unknown_url", 404)
             body = await _body(receive)

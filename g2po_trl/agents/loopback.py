@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = "127.0.0.1"
-HEAD_SECONDS = 10.0  # after which a connection without a request is closed
+MAX_STRANGERS = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # connections without a session
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -20,7 +21,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEAD_SECONDS, lambda: self.scope is None and transport.abort())
+        self.since = self.loop.time()
+        strangers = [one for one in self.connections if "session" not in (one.scope or ())]
+        for oldest in sorted(strangers, key=lambda one: one.since)[:-MAX_STRANGERS]:
+            oldest.transport.abort()
 
 
 async def respond(send: Send, status: int, kind: str, content: bytes, header: tuple[str, str]) -> None:
@@ -38,7 +42,7 @@ class LoopbackServer:
         self._socket = socket.create_server((LOOPBACK, port), backlog=512)
         self.server_port = self._socket.getsockname()[1]
         quiet = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
-        plain = {"ws": "none", "loop": "asyncio", "lifespan": "off", "interface": "asgi3"}
+        plain = {"ws": "none", "loop": "asyncio", "lifespan": "off", "interface": "asgi3", "backlog": 128}
         self._server = Server(Config(application, http=_Connection, **plain, **quiet))
 
     def serve_forever(self) -> None:

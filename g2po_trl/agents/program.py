@@ -92,14 +92,13 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
         started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
     except OSError as error:
         sys.exit(f"{error}")
-    program = started.pid
     try:
         threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
-        while (ended := os.wait())[0] != program:
+        while (ended := os.wait())[0] != started.pid:
             pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _end_all(program)
+        _end_all(started.pid)
         if exceeded:
             print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
             os._exit(OVER_LIMIT)

@@ -29,7 +29,7 @@ class Workspace:
 
     Args:
         source: the folder. It is not changed. It has no link that leads out of it or is absolute, since the agent
-            would change what it leads to, and no `.git` file, as git's worktrees and submodules have: `G2POError`.
+            would change what it leads to (but to files from ignored folders), and no `.git` file: `G2POError`.
         folder: where the copy is made; must not exist.
         ignore: names of files and folders that are no part of a state or a diff, beyond `IGNORED`.
     """
@@ -38,12 +38,12 @@ class Workspace:
         self._ignored = re.compile("|".join(map(translate, (*IGNORED, *ignore))))
         require(source.is_dir(), "workspace", str(source), "give a folder that exists")
         self.source, self.folder = source.resolve(), folder
-        git = source / ".git"
-        remedy = "its .git is a file or a link, as in a worktree or submodule: give a clone"
-        require(not git.is_symlink() and not git.is_file(), "workspace", str(source), remedy)
-        for name in filter(lambda name: (self.source / name).is_symlink(), _files(self.source, self._ignored)):
+        remedy = "its .git is a file, as in a worktree or submodule: give a clone"
+        require(not (source / ".git").is_file(), "workspace", str(source), remedy)
+        for name in filter(lambda name: os.path.islink(f"{self.source}/{name}"), _files(self.source)):
             target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(self.source / name)))
             leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
+            leads_out &= (self.source / name).is_dir() or not any(map(self._ignored.match, Path(name).parts))
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")
         copied = subprocess.run(["cp", "-a", "--reflink=auto", "--", self.source, folder], stderr=subprocess.PIPE)
         require(not copied.returncode, "workspace", str(source), copied.stderr.decode("utf-8", "replace").strip())

@@ -183,17 +183,24 @@ def status_of(connection):
 
 
 def test_a_stranger_costs_little(session, monkeypatch):
-    """Without a key no body is read, whatever its length, and a head is waited for for a time."""
+    """Without a key no body is read, whatever its length, and the oldest of too many connections is closed."""
     with connected(None, f"Content-Length: {2**26}", body=b"x" * 2**20) as stranger:
         assert status_of(stranger) == 401
     with connected(session, f"Content-Length: {'9' * 5000}") as connection:
         assert status_of(connection) == 400
     with contextlib.suppress(ConnectionError), connected(None, f"Header: {'x' * 2**20}") as stranger:
         assert status_of(stranger) == 400
-    monkeypatch.setattr(loopback, "HEAD_SECONDS", 0.3)
-    with socket.create_connection(address(), timeout=10) as stranger:
-        stranger.sendall(b"x")
-        assert status_of(stranger) is None
+    monkeypatch.setattr(loopback, "MAX_STRANGERS", 8)
+    with contextlib.ExitStack() as opened:
+        asking = Asking(session)
+        call = session.next()
+        silent = [opened.enter_context(socket.create_connection(address(), timeout=10)) for _ in range(20)]
+        for _ in range(20):
+            opened.enter_context(connected(None, "Content-Length: 9"))
+        assert [status_of(one) for one in silent] == [None] * 20
+        wait_until(lambda: len(running_endpoint()._server.server_state.connections) <= 9)
+        session.answer(call, ChatResponse("one"))
+        assert asking.id() == "chatcmpl-1", "a connection with the key stays"
 
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):

@@ -121,6 +121,7 @@ def test_links_inside_are_copied_and_put_back(source, tmp_path):
     (source / "tests" / "up").symlink_to("../add.py")
     (source / ".venv").mkdir()
     (source / ".venv" / "python").symlink_to(sys.executable)
+    (source / ".venv" / "lib64").symlink_to("../tests")  # a folder of the copy
     workspace = Workspace(source, tmp_path / "copy")
     link = workspace.folder / "tests" / "up"
     link.unlink()
@@ -327,6 +328,10 @@ def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
         (lambda source: (source / "out").symlink_to("../shared"), {}, "workspace"),
         (lambda source: (source / "tests/out").symlink_to("../.."), {}, "workspace"),
         (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
+        (lambda source: (source / ".git").symlink_to(source.parent), {}, "workspace"),
+        (lambda source: (source / ".venv").symlink_to(".."), {}, "workspace"),
+        (lambda source: (source / "node_modules/own").symlink_to(source.parent), {}, "workspace"),
+        (lambda source: (source / "logs").symlink_to(".."), {"ignore": ["logs"]}, "workspace"),
         (shutil.rmtree, {}, "workspace"),
         (lambda source: None, {"restore": ["test"]}, "restore"),
         *(
@@ -337,6 +342,7 @@ def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
     ],
 )
 def test_what_is_refused_before_the_agent_asks(command, source, change, options, field):
+    (source / "node_modules").mkdir()
     change(source)
     with refused(field):
         play(command(**options), [])

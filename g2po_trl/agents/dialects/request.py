@@ -175,8 +175,7 @@ def read_fields(
 
 def function_tool(tool: Any, where: str, parameters: str, prefix: str = "") -> dict[str, Any]:
     """Return a tool as chat templates take it. `parameters` names its field; without a value it takes none."""
-    is_named = isinstance(tool, dict) and isinstance(tool.get("name"), str)
-    demand(is_named, where, tool, "give a function with a name")
+    demand(isinstance(tool, dict) and isinstance(tool.get("name"), str), where, tool, "give a function with a name")
     schema = tool.get(parameters) or {"type": "object", "properties": {}}
     function = {"name": prefix + tool["name"], "description": tool.get("description") or "", "parameters": schema}
     return {"type": "function", "function": function}
