@@ -12,6 +12,8 @@ from typing import Any
 
 from ..runs.iterations import load_iteration, trajectory_files
 from ..runs.metrics import success_error, wins
+from ..runs.ownership import read_description
+from ..runs.verdict import Tally, verdict
 from ..trajectory import OUTCOMES, Step
 from .texts import Texts, task_data
 from .words import action_text, state_text
@@ -27,32 +29,37 @@ class EpisodeIndex:
         self.folder, self._lock = folder, Lock()
         self._states, self._actions, self._places = Texts(), Texts(), Texts()
         self._tasks: dict[str, dict[str, Any]] = {}
-        self._read: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._read: dict[int, tuple[Any, tuple[dict[str, Any], Tally]]] = {}
 
     def data(self, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """Return the index of some iterations (`None`: all) as plain data.
 
         Of an iteration: "error" (see `success_error`), "tools" (see `_tools`), and "groups", each with "task", a
         position in "tasks", and "episodes": triples of positions in "outcomes", "states" and "actions". The texts have
-        at most `LONGEST` characters.
+        at most `LONGEST` characters. "verdict" on all: why there was nothing to learn from, and what to do; else "".
         """
         with self._lock:
-            iterations = [self._iteration(n) for n in numbers or trajectory_files(self.folder)]
+            read = [self._iteration(n) for n in numbers or trajectory_files(self.folder)]
+            iterations = [one for one, _ in read]
             found = {"tasks": list(self._tasks.values()), "states": self._states.all, "actions": self._actions.all}
-        return {"outcomes": list(OUTCOMES), **found, "iterations": iterations}
+        tally, estimator = Tally(), read_description(self.folder, "run.json").get("estimator", {})
+        for _, counts in read:
+            tally.update(counts)
+        seen = verdict(tally, estimator.get("estimator_name", "g2po"))
+        return {"outcomes": list(OUTCOMES), **found, "iterations": iterations, "verdict": str(seen or "")}
 
     def errors(self) -> dict[str, Any]:
         """Return only "n" and "error" of the iterations, for runs that are compared."""
         return {"iterations": [{"n": one["n"], "error": one["error"]} for one in self.data()["iterations"]]}
 
-    def _iteration(self, number: int) -> dict[str, Any]:
+    def _iteration(self, number: int) -> tuple[dict[str, Any], Tally]:
         stats = [path.stat() for path in trajectory_files(self.folder).get(number, [])]
         mark = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
         if number not in self._read or self._read[number][0] != mark:
             self._read[number] = mark, self._index(number)
         return self._read[number][1]
 
-    def _index(self, number: int) -> dict[str, Any]:
+    def _index(self, number: int) -> tuple[dict[str, Any], Tally]:
         groups, calls = [], Counter()
         read = load_iteration(self.folder, number).groups
         for group in read:
@@ -65,7 +72,8 @@ class EpisodeIndex:
                 actions = [self._actions.number(action_text(step)[:LONGEST]) for step in trajectory.steps]
                 episodes.append([OUTCOMES.index(trajectory.outcome), states, actions])
             groups.append({"task": place, "episodes": episodes})
-        return {"n": number, "groups": groups, "error": success_error(map(wins, read)), "tools": _tools(calls)}
+        found = {"n": number, "groups": groups, "error": success_error(map(wins, read)), "tools": _tools(calls)}
+        return found, Tally.of(read)
 
 
 index_of = cache(EpisodeIndex)  # of a folder, the same whenever it is opened

@@ -173,13 +173,16 @@ def use_the_page(browser):
         until(browser, lambda b: text in panel(b))
 
     assert browser.title == "my-run – g2po-trl"
-    assert len(texts_of(browser, "#curves figure")) == 4
+    assert len(texts_of(browser, "#curves figure")) == 3 and len(texts_of(browser, "#success figure")) == 1
     groups = browser.find_elements("css selector", "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
     assert "Task one" in panel(browser) and "2 of 4 episodes solved; 3 states" in panel(browser)
     # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
     used = "60.0 ± 8.0 % of 5 episodes solved. Trained"
     until(browser, lambda b: texts_of(b, "#used")[0].startswith(used))
+    # Two iterations, 25 and 50 %, each ± 8.0.
+    learned = ["Success 10.0 % → 60.0 %", "It learned: +25.0 ± 11.3 points"]
+    assert all(text in texts_of(browser, "#diagnosis")[0] for text in learned)
 
     click_node(browser, "state 1:")
     wait_for("State with value 1.25, 3 visits")
@@ -192,6 +195,7 @@ def use_the_page(browser):
     visits[0].click()
     wait_for("Episode 1: solved, reward 10")
     assert "room a" in panel(browser) and "the end of ha" in panel(browser)
+    assert "State visited 3 times." in panel(browser) and "State visited twice. Few visits" in panel(browser)
 
     groups[1].click()
     wait_for("Task two")

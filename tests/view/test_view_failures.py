@@ -116,6 +116,23 @@ def click(browser, selector):
     browser.find_element("css selector", selector).click()
 
 
+def test_an_episode_names_the_better_action(tmp_path, browser):
+    ends = [
+        Trajectory("t", [Step("room", way)], pays, "success" if pays else "failure")
+        for way, pays in zip("llr", (9, 9, 0))
+    ]
+    view(browser, write_run(tmp_path, {"train-000001": ends}, trainer={"gamma": 1.0, "scale_by_std": False}))
+    click(browser, "#panel .episodes li:nth-child(3) button")
+    # Rewards 9, 9, 0 have mean 6: +3 for each of A_EP, A_NC and A_EC, or −6.
+    assert "State visited 3 times. 2 others left by “l”, +9.00 against −18.00." in texts_of(browser, "#panel")[0]
+
+
+def test_the_index_has_the_verdict_on_the_whole_run(tmp_path):
+    starts = [Trajectory("t", [Step(room, "l")], pays, "failure") for room, pays in (("a", 1.0), ("b", 0.0))]
+    write_run(tmp_path, {"train-000001": starts, "train-000002": starts})
+    assert EpisodeIndex(tmp_path).data()["verdict"].startswith("2 of 2 groups began in different states")
+
+
 def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#tab-failures")
     assert texts_of(at_run, "#verdict")[0].startswith("2 of 4 groups failed in every episode")

@@ -28,9 +28,9 @@ function fillCharts(into, charts) {
   charts.forEach(([title, content], i) => drawChart(figures[i], title, content));  // as wide as their places are
 }
 
-function drawChart(figure, title, { lines = [], points = [], bars = null, top = null, now = null, onpick = null, begin = 1, unit = "iteration" }) {
+function drawChart(figure, title, { lines = [], points = [], bars = null, top = null, now = null, onpick = null, begin = 1, unit = "iteration", height = 130 }) {
   const says = figure.querySelector(".at");
-  const width = Math.max(200, figure.clientWidth - 18), height = 130, left = 34, bottom = 16;
+  const width = Math.max(200, figure.clientWidth - 18), left = 34, bottom = 16;
   const xs = [...new Set([...lines.flatMap(({ line }) => line.map(([x]) => x)), ...(bars || []).map(([x]) => x),
     ...points.map((p) => p.x)])].sort((a, b) => a - b);
   const last = Math.max(begin, ...xs), first = Math.min(begin, ...xs);
@@ -152,12 +152,50 @@ function chartsOf(sources, indexes) {
   return charts;
 }
 
+// Success before and after: of the evaluations, or else of the first and the last iterations, with standard errors.
+function successes() {
+  const named = run.evaluations.filter((e) => Number.isFinite(e.success_rate));
+  const mine = named.filter((e) => e.name === (named.some((one) => one.name === "report") ? "report" : named[0].name));
+  if (mine.length > 1) {
+    const [first, last] = [mine[0], mine.at(-1)];
+    return { from: first.success_rate, to: last.success_rate, of: `evaluations at step ${first.step} and ${last.step}${last.episodes ? `, ${last.episodes} episodes each` : ""}` };
+  }
+  const line = lineOf(run.curves, "success"), part = Math.min(SMOOTHED, Math.floor(line.length / 2));
+  if (!part) return null;
+  const ends = [line.slice(0, part), line.slice(-part)], [from, to] = ends.map((some) => mean(some.map(([, y]) => y)));
+  const span = (some) => (part > 1 ? `${some[0][0]} to ${some.at(-1)[0]}` : some[0][0]);
+  return { from, to, of: `iterations ${span(ends[0])}, and ${span(ends[1])}` };
+}
+
+// What happened, in one sentence: why there was nothing to learn from, or whether success changed.
+function diagnosis() {
+  if (!index) return "Reading the run …";
+  if (index.verdict) return index.verdict;
+  const errors = index.iterations.map(({ error }) => error), line = lineOf(run.curves, "success");
+  const part = Math.min(SMOOTHED, Math.floor(line.length / 2));
+  if (!part) return "Too few iterations to tell whether it learns.";
+  const [before, after] = [line.slice(0, part), line.slice(-part)].map((some) => mean(some.map(([, y]) => y)));
+  const spread = [...errors.slice(0, part), ...errors.slice(-part)];
+  const error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (after - before);
+  const what = Math.abs(after - before) > 2 * error ? (points > 0 ? "It learned" : "Success fell") : "No clear change of success";
+  return `${what}: ${signed(points, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points in the last ${amountOf(part, "iteration")} of training against the first.`;
+}
+
+function drawSummary(success) {
+  const change = run.curves.length || run.evaluations.length ? successes() : null;
+  $("diagnosis").replaceChildren(...(change ? [make("p", { class: "change" }, `Success ${percent(change.from)} % → ${percent(change.to)} %`),
+    make("p", { class: "note" }, change.of)] : []), make("p", {}, diagnosis()));
+  fillCharts($("success"), [[success[0], { ...success[1], height: 90 }]]);
+}
+
 function drawCurves() {
   $("curves").hidden = !(run.curves.length || run.evaluations.length);  // neither of a log, nor before a checkpoint
+  $("summary").hidden = $("curves").hidden;
   if ($("curves").hidden) return;
-  const charts = chartsOf([run], [index]);
+  const [success, ...charts] = chartsOf([run], [index]);
   if (run.curves.length) charts.push(["Seconds of an iteration", { bars: run.curves.map((c) => [c.n, PHASES.map((name) => c.times[name] || 0)]) }]);
   const shared = { now: shown ? shown.n : null, onpick: (n) => choose(Math.max(1, Math.round(n))) };
+  drawSummary([success[0], { ...shared, ...success[1] }]);
   $("curves").classList.toggle("alone", charts.length === 1);
   fillCharts($("curves"), charts.map(([title, content]) => [title, { ...shared, ...content }]));
 }

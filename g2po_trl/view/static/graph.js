@@ -77,7 +77,13 @@ function places(one, edges, room) {
   const ends = [...new Set(edges.map((e) => e.to).filter((to) => typeof to === "string"))];
   const tallest = Math.max(1, ends.length, ...columns.map((column) => column.length));
   const within = (low, x, high) => Math.max(low, Math.min(high, x));
-  const across = within(84, room.width / (columns.length + 0.9), 170), down = within(72, room.height / (tallest + 0.5), 150);
+  // As far apart as the widest label, and the largest circle with the most lines below it.
+  const labels = one.nodes.map((node) => wrapped(node.label)), largest = Math.max(9, ...one.nodes.map(radius));
+  const wide = 10 + 6.6 * Math.max(0, ...labels.flat().map((line) => line.length));
+  const tall = 16 + largest + Math.max(0, ...one.nodes.map((node, i) => radius(node) + 12 * (labels[i].length + 1)));
+  const [fewest, least] = [Math.max(84, wide), Math.max(72, columns.length > 1 || tallest > 1 ? tall : 0)];
+  const across = within(fewest, room.width / (columns.length + 0.9), Math.max(170, fewest));
+  const down = within(least, room.height / (tallest + 0.5), Math.max(150, least));
   const middle = ((tallest - 1) / 2 + 0.45) * down + 14, at = new Map();
   for (const [node, l] of level) at.set(node, { x: (l + 0.5) * across, y: middle + row.get(node) * down + (l % 2 ? down / 5 : 0) });
   ends.forEach((end, i) => at.set(end, { x: (columns.length + 0.35) * across, y: middle + (i - (ends.length - 1) / 2) * down * 1.2 }));
@@ -139,9 +145,10 @@ function drawEdge(edge, { path, tip, angle, middle }, colour) {
 let drawing = null;
 function drawGraph(into, one, { colourOf, onnode, onedge, onnothing }) {
   const edges = edgesOf(one);
+  into.style.height = "";  // as the window allows
   const layout = places(one, edges, { width: into.clientWidth - 4, height: into.clientHeight - 6 });
   const { at, width, height } = layout;
-  const scale = Math.max(0.7, Math.min(1, (into.clientWidth - 4) / width, (into.clientHeight - 6) / height));
+  const scale = Math.max(0.8, Math.min(1, (into.clientWidth - 4) / width, (into.clientHeight - 6) / height));
   const nodes = new Map(), lines = new Map();
   const rim = (id) => (typeof id === "number" ? radius(one.nodes[id]) + (gridOf(shown.texts[one.nodes[id].o]) ? 8 : 0) : 13) + 1;
   for (const edge of edges.filter((e) => at.has(e.from) && at.has(e.to))) {
@@ -167,6 +174,7 @@ function drawGraph(into, one, { colourOf, onnode, onedge, onnothing }) {
   svg.addEventListener("click", onnothing);
   svg.addEventListener("keydown", (event) => walk(event, edges));
   into.replaceChildren(svg);
+  into.style.height = `${Math.min(into.clientHeight, Math.max(300, height * scale + 6))}px`;
   drawing = { nodes, lines, edges, columns: layout.columns };
 }
 

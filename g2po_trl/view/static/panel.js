@@ -20,8 +20,27 @@ const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 const ofEdge = (edge) => (edge.advantage === null ? "" : `advantage ${signed(edge.advantage)}, `) +
   `taken ${edge.count} time${edge.count === 1 ? "" : "s"}`;
 
-const MEANINGS = { A_EP: "the episode's reward against the group's mean", A_NC: "the value of the next state against those of other actions from this state",
+const MEANINGS = { V: "the value of the state: the mean discounted reward of what followed its visits", A_EP: "the episode's reward against the group's mean", A_NC: "the value of the next state against those of other actions from this state",
   A_EC: "the change of value against all steps of the group", trained: "what the step was trained with", sum: "A_EP + A_NC + A_EC" };
+const explained = (name, text = name) => make("span", { class: "means", title: MEANINGS[name] || "the advantage of the step" }, text);
+const times = (n) => (n === 1 ? "once" : n === 2 ? "twice" : `${n} times`);
+
+// How often a state was visited, the action there with a better mean advantage, and whether that is enough to go by.
+function comparison(step) {
+  if (step.node < 0) return null;
+  const { visits } = group.nodes[step.node], actions = new Map();
+  if (visits < 2) return make("p", { class: "note compared doubt" }, "This state was visited once: there is no other action to compare with.");
+  for (const [other] of allSteps((one) => one.node === step.node)) {
+    const key = deed(other, shown.texts);
+    actions.set(key, [...(actions.get(key) || []), other]);
+  }
+  const gain = (some) => meanOf(some.map(total)) ?? -Infinity;
+  const mine = actions.get(deed(step, shown.texts)), [best] = [...actions.values()].sort((a, b) => gain(b) - gain(a));
+  const is = gain(best) > gain(mine) + 0.005;
+  return make("p", { class: "note compared" }, `State visited ${times(visits)}. `,
+    is ? `${best.length} other${best.length > 1 ? "s" : ""} left by “${oneLine(best[0].a, 60)}”, ` : "", is ? explained("trained", signed(gain(best))) : "",
+    is ? ` against ${signed(gain(mine))}. ` : "", visits < 3 || (is && best.length < 2) ? make("span", { class: "doubt" }, "Few visits: this is uncertain.") : "");
+}
 const meanOf = (values) => (values.some((x) => x === null) ? null : mean(values));
 
 // Steps by action: how often, with which mean advantage, in how many successful episodes. A click shows the visits.
@@ -63,7 +82,9 @@ const NOTHING = { solved: "all episodes solved, and in the same way", failed: "a
 const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
 const isCutOff = (trajectory, s) => trajectory.outcome === "truncated" && s === trajectory.steps.length - 1;
 function turnWords(turn, { steps: taken }) {
-  const falls = () => `V ${turn.from.toFixed(1)} → ${turn.to.toFixed(1)}`;
+  const { node, next } = taken[turn.step];
+  const fewest = Math.min(...[node, next].flatMap((one) => group.nodes[one]?.visits ?? []));
+  const falls = () => `V ${turn.from.toFixed(1)} → ${turn.to.toFixed(1)}${fewest < 3 ? `, only ${amountOf(fewest, "visit")}` : ""}`;
   if (turn.why === "limit") return `the turn limit (${falls()})`;
   const why = { fall: falls, fault: () => faultOf(taken[turn.step]),
     return: () => "leads back to an earlier state" }[turn.why]();
@@ -152,7 +173,8 @@ function showNode(node) {
   const actions = one.actions === null ? "" : shown.texts[one.actions];
   const title = `State with value ${one.v.toFixed(2)}, ${amountOf(one.visits, "visit")}`;
   say(title);
-  fill(make("h2", {}, title), backToGroup(),
+  fill(make("h2", {}, "State with ", explained("V", "value"), ` ${one.v.toFixed(2)}, ${amountOf(one.visits, "visit")}`), backToGroup(),
+    one.visits < 3 ? make("p", { class: "note compared doubt" }, `The value rests on ${amountOf(one.visits, "visit")}: it is uncertain.`) : null,
     ...asked(one, shown.texts), ...identity(node),
     actions ? make("details", {}, make("summary", {}, "admissible actions"), make("pre", {}, actions)) : null,
     make("h3", {}, "Actions taken here"), steps(allSteps((step) => step.node === node)));
@@ -175,13 +197,14 @@ function showTrajectory(t, at) {
   const trajectory = group.trajectories[t], turn = trajectory.turns[0];
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
-    make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`, ...faults(step),
+    make("div", { class: "adv" }, `${s + 1}. `, explained("V"), ` ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`, ...faults(step),
       ...trajectory.turns.flatMap((one, i) => (one.step === s ? [" ", make("span", { class: "tag turn" },
         i ? "largest fall before the turn limit" : "turning point")] : [])),
       ...(isCutOff(trajectory, s) ? [" ", make("span", { class: "tag" }, "turn limit")] : [])),
     ...asked(step, shown.texts), answered(step, shown.texts),
     hasAdvantages() ? make("div", { class: "adv" },
-      numbers(step).map((x, i) => `${names[i]} ${shownNumber(x)}`).join("  ")) : null,
+      ...numbers(step).flatMap((x, i) => [explained(names[i]), ` ${shownNumber(x)}  `])) : null,
+    hasAdvantages() ? comparison(step) : null,
     isCutOff(trajectory, s) && hasAdvantages() ? make("p", { class: "note fact" }, CUT_OFF) : null,
     completionOf(step, shown.texts), folded("prompt", shown.texts[step.p])));
   const move = (way) => () => showTrajectory((t + way + group.trajectories.length) % group.trajectories.length, 0);
