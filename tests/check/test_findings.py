@@ -18,11 +18,12 @@ from transformers import AutoTokenizer
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.check.examine import Examination
 from g2po_trl.check.findings import Finding, Kind, learns_nothing, worst_first
-from g2po_trl.check.measure import agent_findings, completion_findings, faults, recurrence_by_key, spelled_words
+from g2po_trl.check.measure import agent_findings, completion_findings, recurrence_by_key, spelled_words
 from g2po_trl.check.play import Played, random_arguments
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.setup import agent_factory
 from g2po_trl.prompts.state_keys import workspace_key
+from g2po_trl.runs.verdict import FAULTS
 
 
 class Walk(TextEnvironment):
@@ -259,13 +260,8 @@ def test_all_is_told_at_once():
     assert kinds(Walk, "error", {"colour": 1})[Kind.REFUSED]["error"].startswith("task 1: ")
 
 
-def test_faults_of_the_environment_are_those_of_the_diagnosis_of_training():
-    def found(*keys, reason=None):
-        group = [episode(*[Step(key, "go") for key in states], failure_reason=reason) for states in keys]
-        return [finding.kind for finding in faults(Played([group]))]
-
-    assert found("ab", "bc") == [Kind.DIFFERENT_STARTS] and found("ab", "ac") == []
-    assert found("a", reason="context overflow: 9 tokens") == [Kind.CONTEXT_OVERFLOW]
+def test_each_fault_that_the_diagnosis_of_training_names_is_a_kind():
+    assert {cause.name for cause in FAULTS} <= Kind.__members__.keys()
 
 
 def test_training_on_several_environments_learns_if_one_has_something_to_learn():

@@ -313,16 +313,6 @@ def test_messages_of_a_row_are_the_task():
     assert seen.request.task == len(seen.request.messages) == 3 and seen.request.shorten
 
 
-class Worded(Safe):
-    prompt_template = WITH_ACTIONS
-
-
-def test_class_with_a_wording_of_its_own_stays_in_the_window():
-    assert played_as(Safe, EpisodeLimits())[2] == "conversation"
-    for environment, template in ((Worded, None), (Safe, WITH_ACTIONS), (Countdown, None)):
-        assert played_as(environment, EpisodeLimits(), template)[2] == "window"
-
-
 @pytest.mark.parametrize("history", ["window", "conversation"])
 @pytest.mark.parametrize(("room", "outcome", "kind"), [(512, "truncated", None), (511, "failure", "context overflow")])
 def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, history, room, outcome, kind):
