@@ -26,7 +26,7 @@ CLI_HEAD = """# Command line
 its default. `python -m g2po_trl` is the same as `g2po`.
 
 - **Environments** are `FILE.py:Class` or `module:Class`; except for `train`, `FILE.py` suffices if it contains one
-  environment. `check`, `play`, `teach`, `train` and `evaluate` also take the address of an OpenEnv server.
+  environment. `check`, `teach`, `train` and `evaluate` also take the address of an OpenEnv server.
 - **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead.
 - **Files next to FILE.py.** `tasks.jsonl` has the tasks, `config.yaml` the settings of `train`, `teach.yaml` those of
   `teach`. Relative paths in them start in their folder.

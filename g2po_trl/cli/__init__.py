@@ -20,7 +20,6 @@ GROUPS = {
     "Prepare": {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
-        "play": "play an environment yourself, in the terminal",
         "estimate": "estimate the memory and tokens of a training run",
     },
     "Train": {

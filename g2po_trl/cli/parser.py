@@ -1,6 +1,6 @@
 """One command line for every command and recipe: flags and YAML keys from the fields of dataclasses.
 
-    options, given = parse((Options,), argv, command="g2po play")
+    options, given = parse((Options,), argv, command="g2po check")
 
 A field is a flag (`max_turns`: `--max-turns` or `--max_turns`) and a YAML key. Its annotation gives the type, its
 metadata the help, and further: `positional`, an argument without a flag; `needs`, the condition under which it has an

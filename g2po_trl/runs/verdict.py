@@ -97,7 +97,7 @@ class Cause(Enum):
     NO_REWARD = (
         lambda t: not t["rewarded"] and t["ended"] > MOST * t["counted"],
         "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
-        "Check that it pays for success: let an expert play (`g2po check`), or play yourself (`g2po play`).",
+        "Check that it pays for success: let an expert play (`g2po check`).",
     )
     ERRORS = (
         lambda t: t["errors"] == t["episodes"],

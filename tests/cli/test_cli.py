@@ -1,7 +1,6 @@
 """`g2po`: what each command imports, says and refuses, and a folder of `g2po init` from the first minute on."""
 
 import configparser
-import io
 import json
 import os
 import re
@@ -100,8 +99,7 @@ SEVERAL = "from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass\
         ("init .", 1, "environment.py, tasks.jsonl"),
         ("init tasks.jsonl", 1, "tasks.jsonl"),
         ("check nowhere:Env", 1, "nowhere:Env"),
-        *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in ("play", "train", "serve")),
-        ("play --line 99", 1, "line is 99"),
+        *((f"{command} several.py", 1, "several.py:A; it contains A, B") for command in ("check", "train", "serve")),
         ("train alfwrld", 1, "did you mean alfworld?"),
         ("train --num_processes 0", 2, "num_processes is 0"),
         ("train --accelerate_config fsdp", 1, "accelerate_config"),
@@ -152,28 +150,6 @@ def test_bugs_have_a_traceback_and_ctrl_c_has_none(capsys, monkeypatch):
     monkeypatch.setattr("g2po_trl.cli.commands.check.main", raising(KeyboardInterrupt()))
     code, _, errors = outcome(capsys, "check")
     assert code == 130 and errors == "\ng2po check: stopped\n"
-
-
-def test_play(folder, monkeypatch, capsys):
-    """Through a pipe: by number and by text, to the end, to the end of the input, and to an empty line."""
-
-    def played(text, *arguments):
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        return outcome(capsys, "play", *arguments)
-
-    task = ("--task", '{"things": ["pen", "egg"]}')
-    code, said, errors = played("1\nmove pen to desk\nmove pen to bed\n1\n", *task)
-    assert code == 0 and said.startswith("tidy up\n"), errors
-    assert "   1 move pen to fridge\n   2 move pen to cabinet\n" in said
-    assert "> move pen to fridge\n\n[2] Wrong place. You hold pen. On the floor: egg." in said
-    assert said.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in said
-    for text in ("2\n\n", "2\n"):
-        assert played(text, *task)[1].endswith("failure after 1 step, reward 0: no answer\n")
-    assert played("x\n", *task, "--max-turns", "1")[1].endswith("truncated after 1 step, reward 0\n")
-    shutil.copy("environment.py", "bad.py")
-    edit(folder / "bad.py", ("won, note = ", "won, note = 1 / 0, "))
-    code, _, errors = played("1\n", "bad.py", "--tasks", "tasks.jsonl")
-    assert code == 1 and "ZeroDivisionError: division by zero, bad.py, line " in errors
 
 
 def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
@@ -280,8 +256,6 @@ def test_several_environments_and_the_keys_of_their_training(folder, monkeypatch
     tasks = [f'{{"environment": "{name}", "things": ["pen", "egg", "cup"]}}' for name in ("one", "two")]
     code, said, _ = outcome(capsys, "check", "environment.py:GAMES", "--task", *tasks)
     assert code == 0 and ("if keys had no numbers" in said) == counts and " one: " in said and " two: " in said
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    assert "You hold pen" in outcome(capsys, "play", "environment.py:GAMES", "--task", tasks[1])[1]
 
 
 def test_what_init_writes_is_good(folder, capsys):

@@ -67,8 +67,7 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "cli": 1777,
-    "utils": 1205,
+    "utils": 1204,
 }
 READS_BY_NAME = (
     "transformers.py",
