@@ -131,7 +131,7 @@ function showOverview() {
     group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "No learning signal: "), `${NOTHING[group.nothing]}.`) : null,
     ...notes.map((note) => make("p", { class: "note" }, note)),
     group.trajectories.some((t) => t.turns.length && t.outcome !== "success") ? make("p", { class: "note fact" },
-      "Beside a failed episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
+      "Next to a failed episode is its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
     make("ol", { class: "episodes" }, ...group.trajectories.map((t, i) => make("li", {}, make("button", { type: "button", class: t.outcome,
       onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ${amountOf(t.steps.length, "step")}`),
       make("span", {}, ...(t.outcome === "success" ? [] : turnButtons(i)))))),
