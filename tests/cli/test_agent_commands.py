@@ -169,7 +169,7 @@ def test_responses_and_state_keys_of_ones_own(write, capsys):
     )
     command = ["check", "--agent", "agent.py", "--response", "left", "--response", "right"]
     said = outcome(capsys, *command, "--episodes", "16")[1]
-    assert "equal state_key" in said and "random responses succeed in " in said and "raises" not in said
+    assert "equal keys" in said and "random responses succeed in " in said and "raises" not in said
     said = outcome(capsys, *command, "--agent-state-key", "agent.py:key")[1]
     assert "groups have one state only" in said
 

@@ -152,7 +152,7 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys, qwen):
     words = ["alfworld", "--config", "qwen2.5-1.5b", "--model", qwen, "--num_processes", "2", "--max-turns", "15"]
     text = run(capsys, *words, "--max_steps", "15", "--gpu-memory", "80")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "80 GB: fits" in text
-    assert "15 iterations" in text and "1,280 step samples" in text
+    assert "15 iterations" in text and "1,267 step samples" in text
     small = run(capsys, *words, "--gpu_memory", "24")
     assert "of 24 GB: does not fit (remedies: max_tokens_per_micro_batch, " in small
 
