@@ -29,6 +29,7 @@ from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_
 
 from .errors import G2POError
 from .forward_pass import evaluation_mode, without_cudnn_attention
+from .options import require
 
 
 def ignore_deprecations() -> None:
@@ -141,9 +142,10 @@ def reference_copied_from(
 
     The file in `name_or_path` may hold other weights than the object (a merged adapter, added tokens), or not exist.
     Under ZeRO-3 the object holds a shard of each weight, and the reference is loaded. If the model was `loaded` with
-    `model_init_kwargs`, it does not warn that it ignores them. Depends on `trl.trainer.grpo_trainer` calling
-    `create_model_from_path` by its global name, and for a model object only to load the reference; and on the
-    constructor reading `args.beta` for the reference and as `trainer.beta`, which the caller sets, and nothing else.
+    `model_init_kwargs`, it does not warn that it ignores them. Files that lack a weight, which would be random, are
+    refused. Depends on `trl.trainer.grpo_trainer` calling `create_model_from_path` by its global name, and for a model
+    object only to load the reference; and on the constructor reading `args.beta` for the reference and as
+    `trainer.beta`, which the caller sets, and nothing else.
     """
     from trl.trainer import grpo_trainer
 
@@ -153,8 +155,14 @@ def reference_copied_from(
         reference.__dict__.pop("forward", None)
         return reference
 
-    is_object = not isinstance(model, str)
-    copies = {"create_model_from_path": copied} if is_object and not _has_shards(model) else {}
+    def whole(*args: Any, **kwargs: Any) -> torch.nn.Module:
+        made, found = create(*args, **kwargs, output_loading_info=True)
+        missing = sorted(found["missing_keys"])
+        require(not missing, "model", args[0], f"its files lack {', '.join(missing[:3])} ({len(missing)} in all)")
+        return made
+
+    create, is_object = grpo_trainer.create_model_from_path, not isinstance(model, str)
+    copies = {"create_model_from_path": copied if is_object and not _has_shards(model) else whole}
     unread = {"beta": 0.0} if is_object and is_peft_model(model) else {}
     unread |= {"model_init_kwargs": None} if loaded else {}
     with replaced(grpo_trainer, **copies), replaced(args, **unread):

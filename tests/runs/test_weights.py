@@ -1,5 +1,7 @@
 """A resumed, best or finished model has its checkpoint's numbers, parameter by parameter; what differs is refused."""
 
+import shutil
+
 import pytest
 import torch
 from families import FAMILIES
@@ -62,6 +64,15 @@ def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, fami
     }
     chosen = run("best", 2, eval_dataset=TASKS.select([0]), **best)
     chosen.weight_check.check(chosen.state.best_model_checkpoint)
+
+
+def test_a_model_whose_files_lack_a_weight_is_refused(make_trainer, tiny_model_dir, tmp_path):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: one for name, one in weights.items() if "down_proj" not in name}, folder / "model.safetensors")
+    with refused("model") as error:
+        make_trainer(model=str(folder))
+    assert "down_proj" in str(error.value)
 
 
 def test_weights_that_were_changed_are_refused_by_name(make_trainer, tmp_path):
