@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,15 +22,16 @@ from ..utils.options import is_of_kind, require
 from ..utils.show import describe_exit
 from .agent import AgentClient, read_return_value, result_of
 from .dialects import VARIABLES
-from .program import OVER_LIMIT, Program, disk_bytes
+from .program import OVER_LIMIT, Program, disk_bytes, require_program
 from .session import AgentError
 from .workspace import Workspace, matching
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
-# Beginnings of variables that lead to the user's own settings and repository; a workspace has its own.
-_OF_USER = ("XDG_", "CLAUDE_", "CODEX_", "GIT_")
+# Variables that lead to the user's own settings and repository; a workspace has its own.
+_OF_USER = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
+_OF_USER += ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_CONFIG_GLOBAL")
 # What tests read by themselves, and so what a program may write to have them pass.
-_TEST_SETTINGS = ("**/conftest.py", "pytest.*", ".pytest.*", "tox.ini", "pytest", "_pytest", "**/*.pyc")
+_TEST_SETTINGS = ("**/conftest.py", "pytest.*", ".pytest.*", "tox.ini", "pytest", "_pytest")
 _TEST_SETTINGS += ("**/sitecustomize*", "**/usercustomize*")
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 _SHOWN = 2000  # last characters of what a command that verifies printed
@@ -148,17 +148,17 @@ class _Episode:
         is_there = not command.restore or bool(matching(workspace.source, command.restore))
         remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
         require(is_there, "restore", list(command.restore), remedy)
-        variables = {name: text for name, text in self.variables.items() if not name.startswith(_OF_USER)}
+        variables = {name: text for name, text in self.variables.items() if name not in _OF_USER}
         self.variables = variables | _own_folders(self.folder) | {"PWD": str(workspace.folder)} | command.environment
         for name, text in command.files.items():
             path = self.folder / "home" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(Template(text).safe_substitute(self.variables))
         if command.checks:
-            name = _filled(command.checks[0], self.task)
-            path = workspace.folder / name if os.sep in name else name
-            remedy = "give an executable file (`chmod +x`), or install the program where training runs"
-            require(shutil.which(path, path=self.variables["PATH"]) is not None, "verify", command.verify, remedy)
+            try:
+                require_program(_filled(command.checks[0], self.task), self.variables, workspace.folder)
+            except FileNotFoundError as error:
+                raise G2POError(str(error), "verify", command.verify) from error
         return workspace
 
     def _program(self, words: list[str], variables: dict[str, str]) -> Program:
@@ -194,10 +194,13 @@ class _Episode:
     def _check(self) -> tuple[float, dict[str, Any]]:
         """Return the reward of the command `verify`, which has no access to the model, and what it printed."""
         variables = {name: text for name, text in self.variables.items() if name not in VARIABLES}
-        own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings are not its
-        variables |= _own_folders(own) | self.command.environment
-        with self._program(self.command.checks, variables) as checks:
-            returncode = checks.wait(seconds := self.command.verify_timeout)
+        own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings and caches are not its
+        variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.command.environment}
+        try:
+            with self._program(self.command.checks, variables) as checks:
+                returncode = checks.wait(seconds := self.command.verify_timeout)
+        except FileNotFoundError as error:  # the agent has removed it
+            return 0.0, {"verify": str(error)}
         if returncode is None:
             raise TimeoutError(f"verify took more than {seconds:g} s: raise verify_timeout, or run fewer workers")
         return float(returncode == 0), {"verify": "".join(checks.outputs())[-_SHOWN:]}

@@ -14,21 +14,22 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OVER_LIMIT = 125
-LOOK_SECONDS, LOOK_SHARE = 0.5, 0.02  # between two looks at a program's processes and files; time they may take
+LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 10.0  # between two looks at a program's processes and files
+LOOK_SHARE = 0.02  # of the time that looks may take
 END_SECONDS = 5.0  # for all that a program started to end
 MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
@@ -36,14 +37,22 @@ MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 class Program(contextlib.AbstractContextManager):
     """A running program. At the end of the context it is killed, with all processes that it has started.
 
-    `limits`: number of `processes` at once, and `disk_bytes` of the files in `folder` and of what it prints.
+    Args:
+        words: the program and its arguments.
+        variables: its environment variables.
+        limits: number of `processes` at once, and `disk_bytes` of the files in `folder`.
+        folder: working folder of the program. `None`: the current one.
     """
 
-    def __init__(self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None):
+    def __init__(
+        self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None = None
+    ):
+        require_program(words[0], variables, folder)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-I", __file__, json.dumps(limits), *words]
-        self._folder, self._outputs = limits["folder"], [tempfile.TemporaryFile() for _ in range(2)]
-        files = dict(zip(("stdin", "stdout", "stderr"), (subprocess.PIPE, *self._outputs)))
-        self._process = subprocess.Popen(command, **files, env=variables, process_group=0, cwd=folder)
+        self._folder = limits["folder"]
+        self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
+        self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
 
     def __exit__(self, *error: Any) -> None:
         self.end()
@@ -55,31 +64,57 @@ class Program(contextlib.AbstractContextManager):
 
     def outputs(self) -> list[str]:
         """Return its stdout and its stderr."""
-        return [_text(output) for output in self._outputs]
+        return [output.text() for output in self._outputs]
 
     def end(self) -> None:
+        """Kill it, with all processes that it has started."""
         self._process.terminate()
         if self.wait(END_SECONDS) is None:
             self._process.kill()
             self._process.wait()
-        left = self._process.returncode < 0  # its parent was killed, as by `pkill -f`
-        while left:
-            running = psutil.process_iter(["environ"])
-            left = [one for one in running if (one.info["environ"] or {}).get("EPISODE_FOLDER") == self._folder]
+        while self._process.returncode < 0 and (left := self._left()):  # its parent was killed, as by `pkill -f`
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(left, END_SECONDS)
         self._process.stdin.close()
 
+    def _left(self) -> list[psutil.Process]:
+        """Return all processes that began with the episode's folder in their environment variables."""
+        running = psutil.process_iter(["environ"])
+        return [one for one in running if (one.info["environ"] or {}).get("EPISODE_FOLDER") == self._folder]
 
-def _text(file: IO[bytes]) -> str:
-    size, half = file.seek(0, os.SEEK_END), MAX_OUTPUT_BYTES // 2
-    file.seek(0)
-    head, omitted = file.read(half), max(size - 2 * half, 0)
-    file.seek(omitted, os.SEEK_CUR)
-    middle = f"\n[{omitted:,} bytes are left out]\n".encode() if omitted else b""
-    return (head + middle + file.read(half)).decode("utf-8", "replace")
+
+def require_program(name: str, variables: dict[str, str], folder: Path | None = None) -> None:
+    """Raise `FileNotFoundError` if there is no program of this name, or path relative to the folder."""
+    path = Path(folder or ".", name) if os.sep in name else shutil.which(name, path=variables["PATH"])
+    if path is None or os.path.isdir(path) or not os.access(path, os.X_OK):
+        remedy = "give the path of an executable file (`chmod +x`), or install it where training runs"
+        raise FileNotFoundError(f"{name} is not a program: {remedy}")
+
+
+class _Output(threading.Thread):
+    """Reads what a program writes, and keeps its beginning and end."""
+
+    def __init__(self, pipe: Any):
+        super().__init__(daemon=True)
+        self._pipe, self._head, self._tail, self._size = pipe, b"", b"", 0
+        self.start()
+
+    def run(self) -> None:
+        half = MAX_OUTPUT_BYTES // 2
+        with self._pipe as pipe:
+            while chunk := pipe.read1(2**16):
+                room = half - len(self._head)
+                self._head += chunk[:room]
+                self._tail = (self._tail + chunk[room:])[-half:]
+                self._size += len(chunk)
+
+    def text(self) -> str:
+        self.join(1.0)  # outside of Linux a daemon may live: it is not waited for
+        omitted = self._size - len(self._head) - len(self._tail)
+        middle = f"\n[{omitted:,} bytes are left out]\n".encode() if omitted else b""
+        return (self._head + middle + self._tail).decode("utf-8", "replace")
 
 
 def main(limits: dict[str, Any], words: list[str]) -> None:
@@ -92,13 +127,14 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
         started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
     except OSError as error:
         sys.exit(f"{error}")
+    program = started.pid
     try:
         threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
-        while (ended := os.wait())[0] != started.pid:
+        while (ended := os.wait())[0] != program:
             pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _end_all(started.pid)
+        _end_all(program)
         if exceeded:
             print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
             os._exit(OVER_LIMIT)
@@ -128,8 +164,7 @@ def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
     while not exceeded and not select.select([0], [], [], pause)[0]:
         begin = time.thread_time()
         number, size = len(psutil.Process().children(recursive=True)), disk_bytes(limits["folder"])
-        size += sum(os.fstat(output).st_size for output in (1, 2))
-        pause = max(LOOK_SECONDS, (time.thread_time() - begin) / LOOK_SHARE)
+        pause = min(max(LOOK_SECONDS, (time.thread_time() - begin) / LOOK_SHARE), MAX_LOOK_SECONDS)
         if number > limits["processes"]:
             exceeded.append(f"it has {number} processes, more than {limits['processes']}")
         elif size > limits["disk_bytes"]:

@@ -83,8 +83,9 @@ def test_a_program_that_fails(solve):
 
 
 def test_a_program_that_fails_before_it_asks(solve):
-    for command, said in (("python nowhere.py", "exit status 2: "), ("no_such_program", "no_such_program")):
-        with pytest.raises(AgentError, match=said):
+    kinds = (("python nowhere.py", AgentError, "exit status 2: "), ("no_such_program", FileNotFoundError, "chmod"))
+    for command, kind, said in kinds:
+        with pytest.raises(kind, match=said):
             play(AgentCommand(command, lambda returncode: 1), [])
     with refused("command"):
         play(AgentCommand(solve, lambda: 1), [], text="x")

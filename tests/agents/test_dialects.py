@@ -177,6 +177,7 @@ def by_google(task, client):
 
 
 def test_generate_content_by_google():
+    pytest.importorskip("google.genai")
     script = [calls(("add", {"a": 1}), ("again", {"a": 2}), content="I add."), says("3", finish_reason="length")]
     seen, end = play(by_google, [*script, calls(("add", {"a": 3}), content="Again."), says('{"sum": 3}')])
     made = ['assistant: I add. call_1=add{"a": 1} call_2=again{"a": 2}', "add: 3", 'again: {"sum": 4}']

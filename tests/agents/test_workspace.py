@@ -249,6 +249,7 @@ END"""
         ("python -m pytest -q", "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py", 0.0),
         ("sh -c '. $HOME/passes'", "mkdir -p $HOME && echo 'exit 0' > $HOME/passes", 0.0),
         ("python -m tests.check", CACHE, 0.0),
+        ("python -m tests.check", f"{CACHE}\nmv tests/__pycache__ $TMPDIR/c; ln -s $TMPDIR/c tests/__pycache__", 0.0),
         (OF_THE_DOCS, 'echo "import os; os._exit(0)" > add.py', 0.0),
         (OF_THE_DOCS, 'echo "add = min" > add.py', 0.0),
         (OF_THE_DOCS, 'echo "add = max" > add.py', 1.0),
@@ -273,7 +274,7 @@ def test_a_program_that_kills_its_supervisor_leaves_nothing(command, tmp_path, e
 
 def test_variables_of_the_program_and_of_what_verifies_it(command, source, monkeypatch):
     """Home, temporary files and settings are the episode's; what verifies has no key."""
-    for name in ("GIT_CONFIG_GLOBAL", "XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CODE_USE_BEDROCK"):
+    for name in ("GIT_CONFIG_GLOBAL", "XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR"):
         monkeypatch.setenv(name, str(source))
     shown = 'python -c \'import os; print(*(os.environ[n] for n in ("HOME", "TMPDIR", "PWD", "EPISODE_FOLDER")))\''
     files = {".tool/settings": "$NONE $OPENAI_BASE_URL"}

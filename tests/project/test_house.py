@@ -50,7 +50,7 @@ BUDGETS = {
     "prompts": 1650,
     "environments": 1350,
     "environments/pool": 1270,
-    "agents": 1900,
+    "agents": 1940,
     "engines": 1450,
     "rollout": 1220,
     "credit": 1700,
