@@ -16,10 +16,12 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
 from inspect import isclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -32,6 +34,14 @@ Keys = Mapping[str, Any]
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
 ALIASES = {"model_name_or_path": "--model"}
+_OPTION = re.compile(r"^    ([a-z]\w*): [^\n]*= _?[a-z]\w*\(", re.MULTILINE)
+_SOURCES = {  # package -> files with options of recipes
+    "g2po_trl": "**/*.py",
+    "g2po_envs": "**/*.py",
+    "g2po_recipes": "*.py",
+    "trl": "trainer/*_config.py",
+    "transformers": "training_args.py",
+}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
 
@@ -263,3 +273,21 @@ def unknown_flag(word: str, known: Iterable[str]) -> str:
         return f"{word!r} does not belong to a flag: --help lists the flags"
     name = word.partition("=")[0]
     return f"{name} is not a flag: {nearest(name, known, '--help lists the flags')}"
+
+
+def misspelled(words: Sequence[str], fields: Iterable[str] = ()) -> str | None:
+    """Return the message about the first word that is no flag of any recipe; `None` if there is none.
+
+    Flags are read from sources, since a misspelled one is answered before torch and TRL are imported. One of another
+    recipe is left to the recipe's own parser. `fields`: those of the command, for suggestions.
+    """
+    known = {"--config", "--help", "--help-all", *map(flag, fields), *ALIASES.values()}
+    for package, files in _SOURCES.items():
+        for folder in find_spec(package).submodule_search_locations:
+            for file in Path(folder).glob(files):
+                known.update(map(flag, _OPTION.findall(file.read_text("utf-8"))))
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if word.startswith("--") and not {name, name.replace("--no-", "--", 1)} & known:
+            return unknown_flag(word, sorted(known))
+    return None

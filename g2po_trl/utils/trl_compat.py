@@ -157,8 +157,8 @@ def reference_copied_from(
 
     def whole(*args: Any, **kwargs: Any) -> torch.nn.Module:
         made, found = create(*args, **kwargs, output_loading_info=True)
-        missing = sorted(found["missing_keys"])
-        require(not missing, "model", args[0], f"its files lack {', '.join(missing[:3])} ({len(missing)} in all)")
+        missing = sorted(found["missing_keys"])[:3]
+        require(not missing, "model", args[0], f"its files lack {', '.join(missing)}")
         return made
 
     create, is_object = grpo_trainer.create_model_from_path, not isinstance(model, str)

@@ -1,6 +1,8 @@
 """The one parser: types, spellings, precedence, and what it says about words that it does not know."""
 
 import dataclasses
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -137,3 +139,11 @@ def test_help(capsys):
         assert text.startswith("usage: g2po x FOLDER MORE [--FLAG VALUE ...]\n") and "max_turns" not in text
         assert "turns of an episode (default: 4)" in text and "100 % of the rate (default: 0.5)" in text
         assert text.index("--max-turns") < text.index("learning:") < text.index("--keys JSON")
+
+
+def test_a_typo_in_a_flag_is_answered_before_torch_is_imported():
+    code = "import sys; from g2po_trl.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "train", "alfworld", "--max-turnz", "3"]
+    for words in (command, [*command, "--num-processes", "2"]):
+        run = subprocess.run(words, capture_output=True, text=True)
+        assert run.returncode == 2 and run.stdout == "False\n" and "did you mean --max-turns?" in run.stderr

@@ -56,7 +56,8 @@ def read(
 ) -> Any:
     """Return the parsed command line, whose first word is the target; print the help and exit if it asks for that.
 
-    Messages of a recipe that is run then name the command.
+    A flag that no recipe has ends the process: a recipe would say so after importing torch and TRL. Messages of a
+    recipe that is run then name the command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
@@ -69,6 +70,8 @@ def read(
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
+    if message := parser.misspelled(passed, own.fields):
+        own.error(message)
     request.kind = "teach" if command == "g2po teach" else "train"
     request.target, request.passed, parser.COMMAND = target, passed, command
     return request
