@@ -145,9 +145,9 @@ class ProseTools:
         `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
         thought, answer = split_thought(text, self._end_of(prompt_ids))
-        message: Message = {"role": "assistant", "content": (answer or "").strip()}
-        if answer != text:
-            message["reasoning_content"] = thought.removeprefix("<think>").strip()
+        answer = text if answer is None and not tools else answer  # such an agent may read the tags itself
+        reasoning = {} if answer == text else {"reasoning_content": thought.removeprefix("<think>").strip()}
+        message: Message = {"role": "assistant", "content": (answer or "").strip(), **reasoning}
         if not tools or OPEN_CALL not in message["content"]:
             return message, not tools or answer is not None
         try:
