@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,8 @@ def describe_error(error: BaseException) -> str | None:
         return f"{what}. Free some space, and continue by the same command with --resume-from-checkpoint auto"
     if error.errno in _PATHS and error.filename:
         return f"{error.filename} cannot be opened or written ({error.strerror}): choose another path"
-    if type(error) is OSError and error.errno is None:  # of transformers
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    if type(error) is OSError and error.errno is None and "/transformers/" in "".join(raised_in):
         return f"the model cannot be loaded: {str(error).strip().splitlines()[0]} Without network: --model FOLDER"
     return None
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from refusals import refused
 from run_g2po import outcome
 from safetensors import SafetensorError
 from transformers import TrainerControl, TrainerState
+from transformers.utils import cached_file
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, HELP, main
@@ -115,7 +117,6 @@ def test_errors_are_one_line(capsys, folder, words, code, told):
     assert found == code and told in errors and len(errors.splitlines()) == 1, errors
 
 
-NO_HUB = "We couldn't connect to 'https://huggingface.co' to load the files.\nCheckout your internet"
 NO_VLLM = "vLLM is not available. Please install it with `pip install trl[vllm]`"
 
 
@@ -126,7 +127,7 @@ NO_VLLM = "vLLM is not available. Please install it with `pip install trl[vllm]`
         (ImportError(NO_VLLM), install_command("vllm")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
         (SafetensorError("header too large"), "damaged"),
-        (OSError(NO_HUB), "cannot be loaded: We couldn't"),
+        (partial(cached_file, "no/such", "config.json", local_files_only=True), "cannot be loaded: We couldn't"),
     ],
 )
 def test_what_users_can_fix_is_one_line(capsys, monkeypatch, error, told):
@@ -137,13 +138,13 @@ def test_what_users_can_fix_is_one_line(capsys, monkeypatch, error, told):
 
 def raising(error):
     def fail(argv):
-        raise error
+        raise error() if callable(error) else error
 
     return fail
 
 
 def test_bugs_have_a_traceback_and_ctrl_c_has_none(capsys, monkeypatch):
-    for error in (RuntimeError("the roof is open"), BrokenPipeError(32, "of a worker")):
+    for error in (RuntimeError("the roof is open"), BrokenPipeError(32, "of a worker"), OSError("of a game")):
         monkeypatch.setattr("g2po_trl.cli.commands.check.main", raising(error))
         with pytest.raises(type(error)):
             main(["check"])
