@@ -8,6 +8,7 @@ percent. A function returns a number, (number, half width of its 95 % interval o
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -158,6 +159,12 @@ def comparison() -> dict[tuple[str, str, int], dict[str, Any]]:
 def compared(arm: str) -> list[dict[str, Any]]:
     """Runs of an arm, by seed."""
     return [run for (stage, of, _), run in sorted(comparison().items()) if (stage, of) == ("main", arm)]
+
+
+def printed(file: str, pattern: str) -> list[float]:
+    """Numbers in the lines of a recorded output that match."""
+    text = (RESULTS / "readme" / file).read_text(encoding="utf-8")
+    return [float(one) for match in re.finditer(pattern, text, re.MULTILINE) for one in match.groups()]
 
 
 def minutes_of_training(percentile: float) -> float:

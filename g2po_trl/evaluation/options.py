@@ -192,9 +192,9 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> str | None:
-    """Return a line that names the run, and the settings that are taken from it; `None` without a run."""
+    """Return a line that names the run, and the options in place of its settings; `None` without a run."""
     folder = find_run(options.run or options.model) if settings else None
     if folder is None or "precision" not in settings:
         return folder and f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    others = {name for name, value in settings.items() if to_json(getattr(options, name)) != to_json(value)}
-    return f"From {folder}: {', '.join(sorted(settings.keys() - others))}"
+    others = sorted(name for name, value in settings.items() if to_json(getattr(options, name)) != to_json(value))
+    return f"{len(settings) - len(others)} settings are those of {folder}, but for: {', '.join(others) or 'none'}"

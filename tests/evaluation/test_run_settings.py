@@ -152,8 +152,9 @@ def test_a_line_says_what_is_not_taken_from_a_run(treasure):
     def told(*given):
         return describe_settings(*options_of(["--model", "run", *given]))
 
-    assert f"From {Path('run').resolve()}: " in told() and "temperature" in told() and "prompt" in told()
-    assert "temperature" not in told("--temperature", "0") and "prompt" not in told("--agent", "react")
+    assert f"{Path('run').resolve()}, but for: none" in told()
+    assert told("--temperature", "0").endswith("but for: temperature")
+    assert int(told("--agent", "react").split()[0]) < int(told().split()[0]), "its prompts are its own"
     assert describe_settings(*options_of(["--model", "m", "--environment", "game.py:Other"])) is None, "no run"
 
 
