@@ -50,9 +50,14 @@ fields are new or have another default, in parentheses after the type. In recipe
 [Hyperparameters](hyperparameters.md) has starting values, [the method](method.md#estimators) the estimators."""
 
 
-def type_of(field) -> str:
-    """Return the type as it is written, without `None`, which is then the default."""
-    written = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+def type_of(config: type, name: str) -> str:
+    """Return the type as it is written, without `None`, which is then the default.
+
+    It stands in the class: `field.type` is changed by transformers' argument parser.
+    """
+    annotations = (one.__dict__.get("__annotations__", {}) for one in config.__mro__)
+    written = next(one[name] for one in annotations if name in one)
+    written = written if isinstance(written, str) else getattr(written, "__name__", str(written))
     return f"`{re.sub(r' ?[|] ?None', '', written)}`"
 
 
@@ -71,9 +76,8 @@ def rows_of(config: type, parent: type) -> dict[str, str]:
             continue
         text = field.metadata.get("help", "")
         note = f"; {parent.__name__}: {default_of(inherited[field.name])}" if changed else ""
-        rows[field.name] = (
-            f"- `{field.name}` ({type_of(field)}, {default_of(field)}{note}): {text[:1].upper()}{text[1:]}"
-        )
+        described = f"{type_of(config, field.name)}, {default_of(field)}{note}"
+        rows[field.name] = f"- `{field.name}` ({described}): {text[:1].upper()}{text[1:]}"
     return rows
 
 
