@@ -181,7 +181,7 @@ def use_the_page(browser):
     used = "60.0 ± 8.0 % of 5 episodes solved. Trained"
     until(browser, lambda b: texts_of(b, "#used")[0].startswith(used))
     # Two iterations, 25 and 50 %, each ± 8.0.
-    learned = ["Success 10.0 % → 60.0 %", "It learned: +25.0 ± 11.3 points"]
+    learned = ["Success 10.0 % → 60.0 %", "Success in training rose: +25.0 ± 11.3 points"]
     assert all(text in texts_of(browser, "#diagnosis")[0] for text in learned)
 
     click_node(browser, "state 1:")

@@ -155,7 +155,7 @@ function chartsOf(sources, indexes) {
 // Success before and after: of the evaluations, or else of the first and the last iterations, with standard errors.
 function successes() {
   const named = run.evaluations.filter((e) => Number.isFinite(e.success_rate));
-  const mine = named.filter((e) => e.name === (named.some((one) => one.name === "report") ? "report" : named[0].name));
+  const mine = named.filter((e) => e.name === (named.some((one) => one.name === "report") ? "report" : named.at(-1).name));
   if (mine.length > 1) {
     const [first, last] = [mine[0], mine.at(-1)];
     return { from: first.success_rate, to: last.success_rate, of: `evaluations at step ${first.step} and ${last.step}${last.episodes ? `, ${last.episodes} episodes each` : ""}` };
@@ -177,8 +177,8 @@ function diagnosis() {
   const [before, after] = [line.slice(0, part), line.slice(-part)].map((some) => mean(some.map(([, y]) => y)));
   const spread = [...errors.slice(0, part), ...errors.slice(-part)];
   const error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (after - before);
-  const what = Math.abs(after - before) > 2 * error ? (points > 0 ? "It learned" : "Success fell") : "No clear change of success";
-  return `${what}: ${signed(points, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points in the last ${amountOf(part, "iteration")} of training against the first.`;
+  const what = Math.abs(after - before) > 2 * error ? (points > 0 ? "rose" : "fell") : "did not clearly change";
+  return `Success in training ${what}: ${signed(points, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points in the last ${amountOf(part, "iteration")} against the first.`;
 }
 
 function drawSummary(success) {
