@@ -315,7 +315,11 @@ def with_part(part):
         ("messages", "compaction", [{"type": "x"}]),
         (GOOGLE, "contents", [None, [], ["a"], [{"parts": None}], [{"role": "robot", "parts": [{"text": "a"}]}]]),
         (GOOGLE, "contents", [[{"parts": [part]}] for part in NO_PARTS]),
-        (GOOGLE, "tools", [3, [{"functionDeclarations": [{}]}]]),
+        (
+            GOOGLE,
+            "tools",
+            [3, [{"functionDeclarations": [{}]}], [{"functionDeclarations": [1]}], [{"functionDeclarations": 1}]],
+        ),
         (GOOGLE, "cachedContent", ["a"]),
         (GOOGLE, "generationConfig", [3]),
         (GOOGLE, "responseMimeType", ["text/x.enum"]),

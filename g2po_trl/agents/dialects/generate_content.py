@@ -116,8 +116,10 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         demand(isinstance(tool, dict), f"tools[{index}]", tool, "give an object with functionDeclarations")
         ignored.update(f"tools.{name}" for name in tool if name != "functionDeclarations")
-        for function in tool.get("functionDeclarations") or ():
-            field = next((name for name in ("parameters", "parametersJsonSchema") if name in function), "")
+        declared = tool.get("functionDeclarations") or []
+        for function in declared if isinstance(declared, list) else [declared]:
+            is_json = isinstance(function, dict) and "parametersJsonSchema" in function
+            field = "parametersJsonSchema" if is_json else "parameters"
             functions.append(function_tool(function, f"tools[{index}]", field))
     return functions
 
