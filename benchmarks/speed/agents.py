@@ -66,23 +66,43 @@ def messages(texts: list[str]) -> dict:
     return {"system": [{"type": "text", "text": texts[0]}], "messages": made, "tools": [tool], "max_tokens": 1000}
 
 
+def generate_content(texts: list[str]) -> dict:
+    """The same conversation as contents of generateContent."""
+    contents = [{"role": "user", "parts": [{"text": "Go on."}]}]
+    for text in texts[1:]:
+        call = {"functionCall": {"name": "run", "args": {"c": "ls"}}}
+        contents.append({"role": "model", "parts": [{"text": "I look."}, call]})
+        result = {"functionResponse": {"name": "run", "response": {"output": text}}}
+        contents.append({"role": "user", "parts": [result]})
+    function = {"name": TOOL["name"], "description": TOOL["description"], "parametersJsonSchema": TOOL["schema"]}
+    instruction = {"parts": [{"text": texts[0]}]}
+    return {"systemInstruction": instruction, "contents": contents, "tools": [{"functionDeclarations": [function]}]}
+
+
 PROTOCOLS = {
-    "chat completions": ("/chat/completions", chat),
-    "Responses": ("/responses", responses),
-    "Messages": ("/messages", messages),
+    "chat completions": ("/v1/chat/completions", chat),
+    "Responses": ("/v1/responses", responses),
+    "Messages": ("/v1/messages", messages),
+    "generateContent": ("/v1beta/models/policy:generateContent", generate_content),
 }
+
+
+def route_of(protocol: str, stream: bool) -> str:
+    """Return the path of a request; only Google's says whether the answer is streamed."""
+    path = PROTOCOLS[protocol][0]
+    return path.replace(":generate", ":streamGenerate") + "?alt=sse" if stream and ":generate" in path else path
 
 
 def agent(task: dict, client, protocol: str, stream: bool) -> float:
     """Ask `task["turns"]` times, with a conversation that grows by 200 words a turn."""
-    path, written = PROTOCOLS[protocol]
+    path, (_, written) = route_of(protocol, stream), PROTOCOLS[protocol]
     rng, url = random.Random(task["seed"]), urlsplit(client.base_url)
     texts = [" ".join(rng.choices(WORDS, k=2000))]
     for _ in range(task["turns"]):
         body = json.dumps({"model": client.model, "stream": stream, **written(texts)})
         connection = http.client.HTTPConnection(url.hostname, url.port)
         headers = {"Authorization": f"Bearer {client.api_key}", "Content-Type": "application/json"}
-        connection.request("POST", url.path + path, body, headers)
+        connection.request("POST", path, body, headers)
         response = connection.getresponse()
         answer = response.read()
         if response.status != 200 or b'"run"' not in answer:
