@@ -2,9 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +24,6 @@ for turn in range(9):
         print("first line", file=sys.stderr)
         print("it broke", file=sys.stderr)
         sys.exit(3)
-    if said == "node":  # what Node writes for an uncaught exception
-        sys.exit("NotFoundError: 404 no more\\n    at client.mjs:1:2 {\\n  status: 404\\n}\\n\\nNode.js v20.20.2")
     if said == "abort":
         os.abort()
     if said == "sleep":
@@ -71,8 +69,7 @@ def test_values_that_are_no_text(solve):
 
 
 def test_a_program_that_fails(solve):
-    node = ("node", "exit status 1: NotFoundError: 404 no more")
-    for said, reason in (("crash", "exit status 3: it broke"), ("abort", "exit status 134"), node):
+    for said, reason in (("crash", "exit status 3: it broke"), ("abort", "exit status 134")):
         _, end = play(AgentCommand(solve, lambda stdout: 1), [says(said)], question="x")
         assert (end.reward, end.terminated, end.info["failure_reason"]) == (0, True, f"agent error: {reason}")
     graded = AgentCommand(solve, lambda returncode, stderr: (returncode, True, {"stderr": stderr}))
@@ -83,9 +80,8 @@ def test_a_program_that_fails(solve):
 
 
 def test_a_program_that_fails_before_it_asks(solve):
-    kinds = (("python nowhere.py", AgentError, "exit status 2: "), ("no_such_program", FileNotFoundError, "chmod"))
-    for command, kind, said in kinds:
-        with pytest.raises(kind, match=said):
+    for command, kind in (("python nowhere.py", AgentError), ("no_such_program", FileNotFoundError)):
+        with pytest.raises(kind):
             play(AgentCommand(command, lambda returncode: 1), [])
     with refused("command"):
         play(AgentCommand(solve, lambda: 1), [], text="x")
@@ -99,10 +95,12 @@ def is_running(pid):
 
 
 def test_a_program_that_takes_too_long(solve, tmp_path):
-    environment = AgentEnvironment(AgentCommand(solve, lambda: 1, timeout=3), 5)
+    environment = AgentEnvironment(AgentCommand(solve, lambda: 1, timeout=2), 5)
     environment.reset(question="x")
+    time.sleep(2)  # the model's own time
+    assert not environment.step(says("go")).terminated
     end = environment.step(says("sleep"))
-    assert end.info["failure_reason"] == "time limit: it took more than 3 s"
+    assert end.info["failure_reason"] == "time limit: it took more than 2 s"
     wait_until(lambda: not any(map(is_running, (tmp_path / "pids").read_text().split())))
 
 
@@ -116,8 +114,6 @@ if os.fork() == 0:
         os.execv("/bin/sleep", ["sleep", "60417"])
     os._exit(0)
 os.wait()
-for command in sys.argv[1:]:
-    subprocess.run(command, shell=True, check=True)
 """
 
 
@@ -125,13 +121,10 @@ for command in sys.argv[1:]:
 @pytest.mark.parametrize("end", ["returns", "is closed", "its worker is killed"])
 def test_daemons_end_with_their_episode(solve, tmp_path, end):
     (tmp_path / "solve.py").write_text(f"{DAEMONS}\n{SOLVE}".replace("sys.argv[1] + said", "'x'"))
-    program = ["python", "solve.py"]
-    if shutil.which("start-stop-daemon"):
-        program.append("start-stop-daemon --start --background --pidfile none --exec /bin/sleep -- 60417")
-    command = AgentCommand(program, lambda: 1)
+    command = AgentCommand("python solve.py", lambda: 1)
     with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1)) as pool:
         pool.reset([{}])
-        wait_until(lambda: len(running("60417")) == len(program))  # one may be about to become a `sleep`
+        wait_until(lambda: len(running("60417")) == 2)  # one may be about to become a `sleep`
         if end == "returns":
             assert pool.step({0: says("done")})[0].reward == 1
         elif end == "is closed":
@@ -155,7 +148,7 @@ def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(solve, tm
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
     command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": 1})
-    with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1, environment_step_timeout=5)) as pool:
+    with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1, environment_step_timeout=2)) as pool:
         pool.reset([{}])
         names = json.loads((tmp_path / "seen").read_text())
         assert "HF_TOKEN" not in names and {"MINE", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_MODEL"} <= set(names)

@@ -118,27 +118,22 @@ def test_a_json_schema_is_asked_for_in_the_system_message():
     asked, *rest = alone.chat.messages
     assert asked["role"] == "system" and asked["content"].endswith(f":\n{json.dumps(schema, ensure_ascii=False)}")
     assert rest == HELLO["messages"] and alone.ignored == ()
-    for role in ("system", "developer"):
-        system = {"role": role, "content": [{"type": "text", "text": "Add."}]}
-        both = read(messages=[system, *HELLO["messages"]], response_format=wanted)
-        assert both.chat.messages == [{**asked, "content": f"Add.\n\n{asked['content']}"}, *HELLO["messages"]]
+    system = {"role": "developer", "content": [{"type": "text", "text": "Add."}]}
+    both = read(messages=[system, *HELLO["messages"]], response_format=wanted)
+    assert both.chat.messages == [{**asked, "content": f"Add.\n\n{asked['content']}"}, *HELLO["messages"]]
 
 
 def test_surrogates_and_depth():
     made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": "\\ud800"}'}}]}
     tool = {"type": "function", "function": {"name": "add", "description": "\udc00"}}
-    body = json.dumps({"messages": [*HELLO["messages"], made], "tools": [tool], "stop": "\ud8ff"}).encode()
-    request = parse(body).chat
+    request = read(messages=[*HELLO["messages"], made], tools=[tool], stop="\ud8ff").chat
     assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "?"}
     assert request.tools[0]["function"]["description"] == request.stop[0] == "?"
-    for levels in (110, 5000):
-        nested = "[" * levels + "]" * levels
-        made["tool_calls"][0]["function"]["arguments"] = nested  # a text, as a model may write it
-        body = json.dumps({"messages": [made]})
-        (read,) = parse(body.encode()).chat.messages
-        assert read["tool_calls"][0]["function"]["arguments"] == nested
-        with pytest.raises(RefusedRequestError):
-            parse(body.replace(f'"{nested}"', nested).encode())
+    nested = "[" * 5000 + "]" * 5000
+    made["tool_calls"][0]["function"]["arguments"] = nested  # a text, as a model may write it
+    assert read(messages=[made]).chat.messages[0]["tool_calls"][0]["function"]["arguments"] == nested
+    with pytest.raises(RefusedRequestError):
+        parse(json.dumps({"messages": [made]}).replace(f'"{nested}"', nested).encode())
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[]", b'"x"', b"[" * 100_000, json.dumps({**HELLO, "n": 3})])
@@ -256,12 +251,3 @@ def test_the_end_of_a_session(session):
     assert Asking(session).refusal() == (401, "invalid_api_key")
     session.at_end(lambda: closed.append(2))
     assert closed == [1, 2]
-
-
-def test_many_connections_at_once(session):
-    askings = [Asking(session, {**HELLO, "stop": f"{i}"}) for i in range(100)]
-    for _ in askings:
-        call = session.next()
-        session.answer(call, ChatResponse(call.request.chat.stop[0]))
-    said = [asking.result()[1]["choices"][0]["message"]["content"] for asking in askings]
-    assert said == [f"{i}" for i in range(100)]

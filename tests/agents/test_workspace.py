@@ -4,18 +4,14 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from refusals import refused
-from scripted_agents import ASKING, ask, play, running, says
+from scripted_agents import ASKING, play, running, says
 
 from g2po_trl import AgentCommand
-from g2po_trl.agents import program
-from g2po_trl.agents.session import AgentError
 from g2po_trl.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 
 # Runs each answer as a shell command, as coding agents do, until the model says "done".
@@ -67,17 +63,13 @@ def test_copies_have_one_state(source, tmp_path):
 
 def test_what_is_no_file_stops_nothing(source, tmp_path):
     workspace = Workspace(source, tmp_path / "copy")
-    before, begin = workspace.state(), time.monotonic()
+    before = workspace.state()
     os.mkfifo(workspace.folder / "pipe")
     (workspace.folder / os.fsdecode(b"\xff.txt")).write_text("odd")
     with open(workspace.folder / "large", "wb") as file:
         file.truncate(2**40)  # sparse
-    states = {before, workspace.state()}
-    with open(workspace.folder / "large", "r+b") as file:
-        file.write(b"1")
-    assert len({*states, workspace.state()}) == 3
+    assert workspace.state() != before
     assert "File pipe differs" in workspace.diff() and "+++ b/\N{REPLACEMENT CHARACTER}.txt" in workspace.diff()
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("place", ["link", "none", "file"])
@@ -117,20 +109,6 @@ def test_what_is_put_back_takes_the_place_of_anything(source, tmp_path, pattern)
     assert (outside / "check.py").read_text() == "mine"
 
 
-def test_links_inside_are_copied_and_put_back(source, tmp_path):
-    (source / "tests" / "up").symlink_to("../add.py")
-    (source / ".venv").mkdir()
-    (source / ".venv" / "python").symlink_to(sys.executable)
-    (source / ".venv" / "lib64").symlink_to("../tests")  # a folder of the copy
-    workspace = Workspace(source, tmp_path / "copy")
-    link = workspace.folder / "tests" / "up"
-    link.unlink()
-    link.write_text("changed")
-    assert workspace.diff() == "File tests/up differs\n"
-    workspace.restore(["tests"])
-    assert os.readlink(link) == "../add.py" and workspace.diff() == ""
-
-
 def test_a_diff_names_what_changed(source, tmp_path):
     (source / "table").write_text("".join(f"{number}\n" for number in range(10_000)))
     workspace = Workspace(source, tmp_path / "copy")
@@ -156,35 +134,10 @@ def test_the_workspace_is_the_state_and_verification_the_reward(command):
     assert len(set(keys)) == 3 and [one.state_key for one in again] == keys, "times are no part of it"
 
 
-def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
-    """Else a command without output would be the same state whatever was known before it."""
-
-    def agent(task, client):
-        workspace = Workspace(source, tmp_path / task["name"])
-        client.works_on(workspace)
-        messages, said = [{"role": "user", "content": "Mend it."}], ""
-        while said != "done":
-            said = ask(client, *messages).content
-            made = subprocess.run(said, shell=True, text=True, capture_output=True, cwd=workspace.folder)
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": made.stdout}]
-        return 1.0
-
-    script = [says(text) for text in ("cat add.py", "true", "echo >> add.py", "true", "done")]
-    keys, other = (
-        [one.state_key for one in play(agent, said, name=f"{len(said)}")[0]] for said in (script, script[2:])
-    )
-    files = [json.loads(key)["files"] for key in keys]
-    assert len(set(keys)) == len(keys) and files[3] == files[4] != files[2] and other[1:] == keys[3:]
-
-
 def test_files_that_are_ignored_are_no_part_of_states_and_diffs(command):
-    made = command(ignore=["*.log", "notes"])
-    script = [
-        says("mkdir notes && touch .aider.tags notes/a b.log; echo ok"),
-        says("date > c.log; echo ok"),
-        says("done"),
-    ]
-    seen, end = play(made, script)
+    written = "mkdir notes && touch .aider.tags notes/a b.log; echo ok"
+    script = [says(text) for text in (written, "date > c.log; echo ok", "done")]
+    seen, end = play(command("true", ignore=["*.log", "notes"]), script)
     assert len({json.loads(one.state_key)["files"] for one in seen}) == 1 and end.info["diff"] == ""
 
 
@@ -193,14 +146,6 @@ def test_a_verification_that_takes_too_long_is_an_error(command):
     with pytest.raises(TimeoutError, match="verify"):
         play(command("sleep 61.39", verify_timeout=1), [says("done")])
     assert not running("61.39")
-
-
-@pytest.mark.parametrize("verify", ["true", lambda returncode: 1.0])
-def test_a_program_that_never_asks_says_its_last_words(command, verify):
-    made = command(verify)
-    made.words = ["sh", "-c", "echo no such option >&2; exit 3"]
-    with pytest.raises(AgentError, match="exit status 3: no such option"):
-        play(made, [])
 
 
 def test_the_folder_itself_does_not_change(command, source):
@@ -212,15 +157,14 @@ def test_the_folder_itself_does_not_change(command, source):
 
 def test_what_is_put_back_cannot_be_cheated_with(command):
     cheat = [says("echo > tests/check.py"), says("done")]
-    given = ((), ["tests"], [Path("tests")], Path("tests"))
-    assert [play(command(restore=restore), cheat)[1].reward for restore in given] == [1.0, 0.0, 0.0, 0.0]
+    given = ((), ["tests"], Path("tests"))
+    assert [play(command(restore=restore), cheat)[1].reward for restore in given] == [1.0, 0.0, 0.0]
 
 
 def test_rewards(command, source):
     (source / "check.sh").write_text("#!/bin/sh\n")
     (source / "check.sh").chmod(0o755)
     for verify, said, reward in (
-        ("python -c 'print(0.25)'", "true", 1.0),
         ("false", "true", 0.0),
         (lambda folder: (folder / "add.py").stat().st_size, "true", 32),
         ("./check.sh", "true", 1.0),
@@ -237,6 +181,7 @@ open("tests/check.py", "w").write("#" * seen.st_size)
 os.utime("tests/check.py", ns=(seen.st_atime_ns, seen.st_mtime_ns))
 py_compile.compile("tests/check.py")
 END"""
+EXITS = "import os; os._exit(0)"
 (OF_THE_DOCS,) = re.findall(
     r"`(sh -c \"[^`]*pytest[^`]*)`", (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 )
@@ -245,13 +190,11 @@ END"""
 @pytest.mark.parametrize(
     ("verify", "said", "reward"),
     [
-        ("python -m pytest -q", "echo 'import os; os._exit(0)' > conftest.py", 0.0),
-        ("python -m pytest -q", "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py", 0.0),
+        ("python -m pytest -q", f"echo '{EXITS}' > conftest.py; mkdir pytest && echo > pytest/__main__.py", 0.0),
         ("sh -c '. $HOME/passes'", "mkdir -p $HOME && echo 'exit 0' > $HOME/passes", 0.0),
         ("python -m tests.check", CACHE, 0.0),
         ("python -m tests.check", f"{CACHE}\nmv tests/__pycache__ $TMPDIR/c; ln -s $TMPDIR/c tests/__pycache__", 0.0),
-        (OF_THE_DOCS, 'echo "import os; os._exit(0)" > add.py', 0.0),
-        (OF_THE_DOCS, 'echo "add = min" > add.py', 0.0),
+        (OF_THE_DOCS, f"echo '{EXITS}' > add.py", 0.0),
         (OF_THE_DOCS, 'echo "add = max" > add.py', 1.0),
     ],
 )
@@ -304,46 +247,21 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     assert not running("61.37")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
-def test_many_processes_end():
-    fork = "import os, time\nfor _ in range(600):\n if not os.fork():\n  os.setsid()\n  time.sleep(61.37)\n"
-    limits = {"folder": "/nowhere", "processes": 100, "disk_bytes": 1}
-    forking = [sys.executable, "-S", "-c", f"{fork}time.sleep(61.37)"]
-    words = [sys.executable, program.__file__, json.dumps(limits), *forking]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert b"LimitError" in process.stderr.read() and process.wait() == program.OVER_LIMIT
-    assert not running(forking[-1])
-
-
-def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
-    limits = dict.fromkeys(("max_disk_mb", "max_processes", "verify_timeout"))
-    made = command("true", workspace=f"{source.parent}/{{name}}", **limits)
-    _, end = play(made, [says("sleep 0.7"), says("done")], name="source")
-    assert end.reward == 1.0 and end.info["diff"] == ""
-
-
 @pytest.mark.parametrize(
     ("change", "options", "field"),
     [
         (lambda source: (source / ".git").write_text("gitdir: /elsewhere"), {}, "workspace"),
         (lambda source: (source / "out").symlink_to("../shared"), {}, "workspace"),
-        (lambda source: (source / "tests/out").symlink_to("../.."), {}, "workspace"),
         (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
-        (lambda source: (source / ".git").symlink_to(source.parent), {}, "workspace"),
         (lambda source: (source / ".venv").symlink_to(".."), {}, "workspace"),
-        (lambda source: (source / "node_modules/own").symlink_to(source.parent), {}, "workspace"),
         (lambda source: (source / "logs").symlink_to(".."), {"ignore": ["logs"]}, "workspace"),
         (shutil.rmtree, {}, "workspace"),
         (lambda source: None, {"restore": ["test"]}, "restore"),
-        *(
-            (str, {"verify": name}, "verify")
-            for name in ("no_such_program -q", "./none.sh", "/none/check", "./add.py")
-        ),
+        *((str, {"verify": name}, "verify") for name in ("no_such_program -q", "./none.sh", "./add.py")),
         (lambda source: (source / "data").write_bytes(bytes(range(256)) * 8000), {"max_disk_mb": 1}, "max_disk_mb"),
     ],
 )
 def test_what_is_refused_before_the_agent_asks(command, source, change, options, field):
-    (source / "node_modules").mkdir()
     change(source)
     with refused(field):
         play(command(**options), [])
@@ -353,7 +271,6 @@ def test_what_is_refused_before_the_agent_asks(command, source, change, options,
     ("options", "field"),
     [
         *(({"command": command}, "command") for command in ("", "s {0}", "s {a.b}", "s {a", "'a")),
-        ({"verify": None}, "verify"),
         ({"verify": lambda task, answer: 1}, "verify"),
         ({"verify": "true"}, "verify"),
         ({"restore": ["tests"]}, "restore"),
@@ -361,7 +278,6 @@ def test_what_is_refused_before_the_agent_asks(command, source, change, options,
         ({"workspace": "{a.b}"}, "workspace"),
         *(({"workspace": ".", "restore": [pattern]}, "restore") for pattern in ("../tests", "/tests")),
         *(({"timeout": value}, "timeout") for value in (0, True, float("nan"))),
-        ({"verify_timeout": 0}, "verify_timeout"),
         ({"max_processes": 0}, "max_processes"),
         *(({"max_disk_mb": value}, "max_disk_mb") for value in (-1, "9")),
     ],

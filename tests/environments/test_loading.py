@@ -1,10 +1,8 @@
 """Files by their path: imported here and in workers, with what is next to them, whatever they are called."""
 
 import importlib
-import multiprocessing
 import sys
 
-import datasets
 import pytest
 from refusals import refused
 
@@ -34,7 +32,6 @@ FILES = {
     "words/more.py": "import helpers\nMORE = helpers.WHO",
     "data.txt": "a",
     "random.py": GAME,
-    "datasets.py": GAME,
     "json.py": "raise RuntimeError('not the standard library')",
 }
 
@@ -53,11 +50,9 @@ def test_a_file_and_its_neighbours_are_imported_here_and_in_workers(folder):
     assert load(f"{folder}/environment.py:Game") is game and game().reset().text == "a a a a a x"
     with EnvironmentPool(game, PoolLimits(1)) as pool:
         assert pool.reset([{}])[0].text == "a a a a a x"
-    for name in ("random", "datasets"):
-        with refused("environment"):
-            load(f"{folder}/{name}.py:Game")
-    for library in (datasets, multiprocessing, importlib.import_module("json"), importlib.import_module("random")):
-        assert str(folder) not in library.__file__
+    with refused("environment"):
+        load(f"{folder}/random.py:Game")
+    assert str(folder) not in importlib.import_module("random").__file__
 
 
 def test_files_of_one_name_in_two_folders_are_refused(folder, tmp_path):
@@ -70,14 +65,14 @@ def test_files_of_one_name_in_two_folders_are_refused(folder, tmp_path):
             load(f"{tmp_path}/{name}/other.py:Game")
 
 
-ONE = (
-    b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
-    b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
-    b"class Game:\n    def reset(self): pass\n    def get_reward(self): pass\n",
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
+        b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
+        b"class Game:\n    def reset(self): pass\n    def get_reward(self): pass\n",
+    ],
 )
-
-
-@pytest.mark.parametrize("text", ONE)
 def test_the_environment_of_a_file_is_found(tmp_path, text):
     (tmp_path / "only.py").write_bytes(text)
     assert load(f"{tmp_path}/only.py").__name__ == "Game"

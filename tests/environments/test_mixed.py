@@ -2,21 +2,19 @@
 
 import os
 import signal
-from functools import partial
 
 import pytest
 from mixed_games import LAMP_PROMPT, ROWS, Lamp, Shop, speaker, table
 from refusals import refused
 from scripted_agents import calls, says
 
-from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
+from g2po_trl import EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
 from g2po_trl.environments.setup import Setup, agent_factory, played_as
-from g2po_trl.environments.several import check_mixture, mixed
+from g2po_trl.environments.several import mixed
 from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
-from g2po_trl.runs.run_json import describe_object, describe_prompt, load_object, load_prompt
 
 GAMES = agent_factory({"speaker": speaker}, 5, environment_factory={"lamp": Lamp, "shop": Shop})
 WORDED = PromptTemplate("own {observation}", "own {observation}", parse_completion=parse_plain)
@@ -50,8 +48,9 @@ def test_each_task_is_played_by_its_own_environment_in_workers():
 def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
     dataset = make(ROWS)
     assert Setup(GAMES, EpisodeLimits(5), None, None, dataset, {"report": dataset}).first_tasks == list(dataset)[:3]
-    with EnvironmentPool(playable(), PoolLimits(1)) as pool:
-        texts = [one.text for one in pool.reset([dataset[place] for place in range(3)])]
+    environment = playable()()
+    texts = [environment.reset(**dataset[place]).text for place in range(3)]
+    environment.close()
     assert texts == ["hall 0", "user: Buy it. ['hint', 'prompt']", "user: room ['question']"]
 
 
@@ -62,49 +61,36 @@ def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
         ([*ROWS, {"environment": "lamb", "seed": 1}], "environment"),
         ([row for row in ROWS if row["environment"] != "shop"], "environment_factory"),
         ([*ROWS, {"environment": "lamp", "sed": 1}], "Lamp.reset"),
+        ([{**row, "task_id": "0"} for row in ROWS if row["environment"] != "lamp"], "task_id"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused_by_name(rows, field):
+    Setup(GAMES, EpisodeLimits(5), None, None, tasks_dataset(ROWS[::3]), {"report": tasks_dataset(ROWS)})
     with refused(field):
         Setup(GAMES, EpisodeLimits(5), None, None, tasks_dataset(rows), None)
 
 
-def test_an_environment_that_only_a_panel_plays_is_used():
-    Setup(GAMES, EpisodeLimits(5), None, None, tasks_dataset(ROWS[::3]), {"report": tasks_dataset(ROWS)})
-    with refused("task_id"):
-        check_mixture(GAMES, {"train": [{**row, "task_id": row.get("seed", "0")} for row in ROWS]})
-
-
-NO_ENVIRONMENTS = {"['a/b']": {"a/b": Lamp}, "['']": {"": Lamp}, "['lamp']": {"lamp": Lamp()}, "": {}}
-
-
-@pytest.mark.parametrize(("key", "given"), NO_ENVIRONMENTS.items())
-def test_what_is_no_dictionary_of_environments_is_refused(key, given):
-    with refused(f"environment_factory{key}"):
-        mixed(given)
-
-
-def test_agents_and_environments_have_different_names():
-    for field, environment_factory in (("agent", {"lamp": Lamp}), ("environment_factory", Lamp)):
-        with refused(field):
-            agent_factory({"lamp": speaker}, 5, environment_factory=environment_factory)
-
-
-def test_a_dictionary_of_agents_by_its_name(tmp_path):
-    file = tmp_path / "agents.py"
-    file.write_text("def one(task, client):\n    return 1.0\n\nAGENTS = {'a': one, 'b': one}\n")
-    factory = agent_factory(f"{file}:AGENTS", 5)
-    assert list(factory.keywords["environments"]) == ["a", "b"]
-    assert agent_factory(f"{file}:one", 5).keywords["agent"] == f"{file}:one", "it is loaded in workers alone"
+@pytest.mark.parametrize(
+    ("agent", "environment_factory", "field"),
+    [
+        (None, {"a/b": Lamp}, "environment_factory['a/b']"),
+        (None, {"": Lamp}, "environment_factory['']"),
+        (None, {"lamp": Lamp()}, "environment_factory['lamp']"),
+        (None, {}, "environment_factory"),
+        ({"lamp": speaker}, {"lamp": Lamp}, "agent"),
+        ({"lamp": speaker}, Lamp, "environment_factory"),
+    ],
+)
+def test_what_are_no_environments_is_refused(agent, environment_factory, field):
+    with refused(field):
+        agent_factory(agent, 5, environment_factory=environment_factory) if agent else mixed(environment_factory)
 
 
 def test_prompts_by_environment():
     templates = templates_of(GAMES)
     assert [templates.of(name) for name in ("lamp", "shop", "speaker")] == [LAMP_PROMPT, TOOL_PROMPT, DEFAULT_PROMPT]
     given = templates_of(GAMES, {"shop": WORDED})
-    assert given.of("shop") is WORDED and given.of("lamp") is LAMP_PROMPT
-    assert templates_of(GAMES, WORDED).of("lamp") is WORDED and templates_of(GAMES, given) == given
-    assert templates_of(Lamp) is LAMP_PROMPT and LAMP_PROMPT.of(None) is LAMP_PROMPT
+    assert given.of("shop") is WORDED and given.of("lamp") is LAMP_PROMPT and templates_of(GAMES, given) == given
     for wrong in ({"shp": WORDED}, {"shop": "x"}, 3):
         with refused("prompt_template"):
             templates_of(GAMES, wrong)
@@ -113,51 +99,19 @@ def test_prompts_by_environment():
         assert playable(given=given).keywords["environments"]["shop"].func is kind
 
 
-def test_limits_and_rewards_reach_each_environment():
-    limits = EpisodeLimits(5, environment_limits={"shop": {"max_turns": 7}, "speaker": {"max_requests": 9}})
-    parts = playable(limits=limits).keywords["environments"]
-    assert parts["shop"].args[1] == 7 and parts["lamp"] is Lamp
-    assert (parts["speaker"].keywords["max_turns"], parts["speaker"].keywords["max_requests"]) == (5, 9)
-
-    def bonus(completions, **columns):
-        return [1.0]
-
-    with refused("reward_funcs"):
-        with_rewards(mixed({"lamp": Lamp, "shop": Shop}), bonus, None, None)
-    environment = playable(with_rewards(mixed({"shop": Shop}), bonus, None, None), EpisodeLimits(5))()
-    environment.reset(environment="shop", goal="mug", prompt="x")
-    assert environment.step(says("done")).reward == 1.25
-
-
 def test_reward_functions_get_the_columns_of_all_environments():
     """With `None` where a task has no value, and the column `environment`: as in TRL, in each run."""
-    seen = []
 
     def answered(completions, answer, environment, **columns):
-        seen.append((answer, environment, sorted(columns)))
+        assert sorted(columns) == ["environments", "goal", "prompts"] and environment in (["shop"], ["mall"])
         return [None if answer == [None] else 1.0]
 
     factory = with_rewards(mixed({"shop": Shop, "mall": Shop}), answered, None, None)
-    rows = [
-        {"environment": "shop", "goal": "mug", "prompt": "x", "answer": None},
-        {"environment": "mall", "goal": "mug", "prompt": "x", "answer": "y"},
-    ]
     environment = played_as(factory, EpisodeLimits(3), history="window")[0]()
-    for row, reward in zip(rows, (0.25, 1.25)):
+    for name, answer, reward in (("shop", None, 0.25), ("mall", "y", 1.25)):
+        row = {"environment": name, "goal": "mug", "prompt": "x", "answer": answer}
         check_reward_columns(factory, row)
         environment.reset(**row)
         assert environment.step("done").reward == reward
-    given = ["environments", "goal", "prompts"]
-    assert seen == [([None], ["shop"], given), (["y"], ["mall"], given)]
     with refused("reward_funcs"):
-        check_reward_columns(factory, {name: one for name, one in rows[0].items() if name != "answer"})
-
-
-def test_a_run_describes_its_environments_and_prompts():
-    described = describe_object(GAMES)
-    assert described["kwargs"]["environments"]["lamp"]["import"].endswith(":Lamp")
-    again = load_object(described).keywords["environments"]
-    assert again["lamp"].__name__ == "Lamp" and again["speaker"].func is AgentEnvironment
-    templates = templates_of(GAMES)
-    assert load_prompt(describe_prompt(templates)) == templates
-    assert describe_object(mixed({"lamp": lambda: Lamp(), "shop": partial(Lamp)})) is None
+        check_reward_columns(factory, {"environment": "shop", "goal": "mug", "prompt": "x"})

@@ -1,7 +1,6 @@
 """The pool with environments that raise or answer nonsense: an episode fails alone, whatever the workers."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,20 +9,13 @@ from letter_environment import LetterEnvironment
 from refusals import refused
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, StepResult, read_jsonl, write_jsonl
-from g2po_trl.environments.setup import check_start
-from g2po_trl.environments.validation import EnvironmentContractError, validate_step
+from g2po_trl.environments.validation import validate_step
 from g2po_trl.rollout.episode import Episode
 
 
 @pytest.fixture(scope="module")
 def pool():
     with EnvironmentPool(Reporter, PoolLimits(2, 20, 20, max_observation_characters=1000)) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def faulty():
-    with faulty_pool() as pool:
         yield pool
 
 
@@ -53,51 +45,37 @@ def test_a_bad_reset_or_step_fails_its_own_episode_alone(pool):
     assert len(pool.reset([{"seed": 7}] * 4)) == 4
 
 
-def test_the_check_at_start_reports_a_failure(pool):
-    check_start(pool, [{"seed": 1}])
-    with pytest.raises(EnvironmentContractError):
-        check_start(pool, [{"fault": "raise"}])
-
-
 def test_bad_arguments():
     running = (i for i in range(3))
-    with refused("environment_factory"):
-        EnvironmentPool(lambda: next(running) or LetterEnvironment())
-    with refused("num_environment_workers"):
-        EnvironmentPool(LetterEnvironment, PoolLimits(0))
-    with refused("environment_variables"):
-        EnvironmentPool(LetterEnvironment, PoolLimits(environment_variables=["NOT_SET"]))
-    with EnvironmentPool(LetterEnvironment, SimpleNamespace(num_environment_workers=2)) as pool:
-        assert pool.num_workers == 2, "as of a configuration"
-        with refused("groups"):
-            pool.reset([{"seed": 0}], groups=[0, 1])
-        with refused("tasks"):
-            pool.reset([{"seed": lambda: 0}])
+    for factory, options, field in (
+        (lambda: next(running) or LetterEnvironment(), {}, "environment_factory"),
+        (LetterEnvironment, {"num_environment_workers": 0}, "num_environment_workers"),
+        (LetterEnvironment, {"environment_variables": ["NOT_SET"]}, "environment_variables"),
+    ):
+        with refused(field):
+            EnvironmentPool(factory, PoolLimits(**options))
+    with EnvironmentPool(LetterEnvironment, PoolLimits(2)) as pool:
+        for tasks, groups, field in (([{"seed": 0}], [0, 1], "groups"), ([{"seed": lambda: 0}], None, "tasks")):
+            with refused(field):
+                pool.reset(tasks, groups)
     with refused("EnvironmentPool"):  # it is closed
         pool.reset([{"seed": 0}])
 
 
-OBSERVATION = Observation("x")
-LIMITS = PoolLimits(max_observation_characters=9)
-
-
-class Itself(dict):
-    """A reference cycle."""
-
-    def __init__(self):
-        super().__init__(itself=self)
+ITSELF = {}
+ITSELF["itself"] = ITSELF  # a reference cycle
 
 
 @pytest.mark.parametrize(
     ("result", "field"),
     [
-        *((StepResult(OBSERVATION, reward), "reward") for reward in (np.array([1.0]), 10**400, -math.inf, True, "1")),
-        (StepResult(OBSERVATION, terminated="no"), "terminated"),
-        (StepResult(OBSERVATION, truncated=1), "truncated"),
-        (StepResult(OBSERVATION, info=Itself()), "info"),
-        (StepResult(OBSERVATION, info=[1]), "info"),
-        (StepResult(OBSERVATION, info={"score": math.nan}), "info['score']"),
-        (StepResult(OBSERVATION, info={"success": [True]}), "info['success']"),
+        *((StepResult("x", reward), "reward") for reward in (np.array([1.0]), 10**400, -math.inf, True, "1")),
+        (StepResult("x", terminated="no"), "terminated"),
+        (StepResult("x", truncated=1), "truncated"),
+        (StepResult("x", info=ITSELF), "info"),
+        (StepResult("x", info=[1]), "info"),
+        (StepResult("x", info={"score": math.nan}), "info['score']"),
+        (StepResult("x", info={"success": [True]}), "info['success']"),
         (StepResult(Observation("half \ud83d")), "Observation.text"),
         (StepResult(Observation(3)), "Observation.text"),
         (StepResult(Observation("x", state_key=3)), "Observation.state_key"),
@@ -111,13 +89,14 @@ class Itself(dict):
 )
 def test_what_an_environment_may_not_return_is_refused_by_its_field(result, field):
     with refused(field):
-        validate_step(result, "step", LIMITS)
+        validate_step(result, "step", PoolLimits(max_observation_characters=9))
 
 
-def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(faulty, tmp_path):
+def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(tmp_path):
     """A whole run would end at its first trajectory otherwise."""
-    faulty.reset([{}])
-    result = faulty.step({0: "result numpy"})[0]
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        result = pool.step({0: "result numpy"})[0]
     assert (type(result.reward), result.reward, result.terminated) == (float, 0.5, True)
     assert result.observation.admissible_actions == ["a", "b"]
     plain = {"success": True, "score": 0.5, "counts": [1, 2], "loss": None, "path": "half \ud800", "1": [None, None]}
@@ -128,9 +107,3 @@ def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(faulty, tmp_path
     write_jsonl(tmp_path / "t.jsonl", [episode.trajectory()])
     (read,) = read_jsonl(tmp_path / "t.jsonl")
     assert read.success and read.info == {**result.info, "path": "half ?"}
-
-
-def test_long_messages_are_shortened(faulty):
-    faulty.reset([{"number": 1}])
-    message = faulty.step({0: "raise"})[0].message
-    assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message

@@ -5,7 +5,6 @@ Nothing of it runs in the trainer, and only its own episode is lost.
 
 import copy
 import json
-import os
 import pickle
 
 import pytest
@@ -48,16 +47,6 @@ def executing():
     """One pool for all attacks: it has to survive each of them."""
     with EnvironmentPool(Executes, PoolLimits(1, 60, 30)) as pool:
         yield pool
-
-
-class Runs:
-    """A pickle that runs a command where it is loaded."""
-
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
 
 
 def framed(message):
@@ -103,7 +92,7 @@ def test_what_is_written_to_the_workers_socket_costs_one_episode(executing, code
 @pytest.mark.parametrize("rest", ["", "\nwhile True: write(b'x'); time.sleep(0.2)"], ids=["silence", "drops"])
 def test_half_a_message(rest):
     """No time limit is renewed by a byte now and then."""
-    with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=3)) as pool:
+    with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=1)) as pool:
         pool.reset([{"number": 0}, {"number": 1}])
         results = pool.step({0: f"{SOCKET}write({framed(bytes(5000))[:12]!r}){rest}", 1: "pass"})
         assert results[0].kind == "timeout" and results[1].observation.text == "1 step 1"
@@ -111,17 +100,19 @@ def test_half_a_message(rest):
 
 def test_a_pickle_is_not_loaded(executing, tmp_path):
     executing.reset([{"number": 0}, {"number": 1}])
-    loaded = pickle.dumps((0.0, "mark", Runs(f"touch {tmp_path / 'ran'}")))
-    results = executing.step({0: f"{SOCKET}write({framed(loaded)!r})", 1: "pass"})
+    runs = f"cos\nsystem\n(S'touch {tmp_path / 'ran'}'\ntR.".encode()
+    results = executing.step({0: f"{SOCKET}write({framed(runs)!r})", 1: "pass"})
     assert results[0].kind == "crash" and "an invalid message" in results[0].message
-    assert results[1].observation.text == "1 step 1"
-    assert not (tmp_path / "ran").exists(), "the trainer ran it"
+    assert results[1].observation.text == "1 step 1" and not (tmp_path / "ran").exists(), "the trainer ran it"
+    pickle.loads(runs)
+    assert (tmp_path / "ran").exists()
 
 
 FORKS = {
     "that comes back": "import os; os.fork()",
     "that comes back with an error": "import os\nif os.fork() == 0: raise RuntimeError('in the child')",
     "that leaves": "import os, sys\nif os.fork() == 0: sys.exit(3)",
+    "that writes": f"import os\nif os.fork() == 0: exec({SOCKET + 'write(bytes(9))'!r})",
     "that Python does not know of": "import ctypes; ctypes.CDLL(None).fork()",
     "that stays": "import os, time\nif os.fork() == 0: time.sleep(60); os._exit(0)",
     "of a fork": "import os; os.fork(); os.fork()",
@@ -139,21 +130,11 @@ def test_a_fork(executing, code):
     assert executing.worker_pids == pids, "nothing was lost"
 
 
-def test_neither_forks_nor_programs_have_the_socket(executing):
+def test_programs_do_not_have_the_socket(executing, tmp_path):
     executing.reset([{"number": 0}])
-    look = "ls -l /proc/self/fd | grep -c socket: > {path}; true"
-    code = (
-        "import os, tempfile\n"
-        "for way in ('system', 'fork'):\n"
-        "    path = tempfile.mktemp()\n"
-        "    if way == 'system': os.system(f'{look}')\n"
-        "    elif (child := os.fork()): os.waitpid(child, 0)\n"
-        "    else:\n"
-        "        links = [os.path.realpath(f'/proc/self/fd/{{n}}') for n in os.listdir('/proc/self/fd')]\n"
-        "        open(path, 'w').write(str(sum('socket:' in link for link in links))); os._exit(0)\n"
-        "    environment.number = str(environment.number) + ' ' + open(path).read().strip()\n"
-    ).replace("{look}", look)
-    assert executing.step({0: code.replace("{{n}}", "{n}")})[0].observation.text == "0 0 0 step 1"
+    executing.step({0: f"import os; os.system('ls -l /proc/self/fd > {tmp_path}/seen')"})
+    seen = (tmp_path / "seen").read_text()
+    assert "/dev/null" in seen and "socket:" not in seen
 
 
 SEEN = Observation("x\U0001f600é\0", "key", ["a", "b"], "task")
@@ -206,24 +187,3 @@ def test_what_is_decoded_keeps_the_contract(result):
         else:
             assert answer.result is None or list(map(type, answer.result)) == [str, str]
     assert refused > 20
-
-
-@pytest.mark.parametrize("message", [b"", b"\xff\xfe", b"[1,null]\0bytes", pickle.dumps((0.0, "m")), b"[" * 100_000])
-def test_what_is_no_answer_is_refused(message):
-    with pytest.raises(InvalidAnswerError):
-        decode(message)
-
-
-def test_an_answer_that_cannot_be_sent_is_invalid():
-    class Large(TextEnvironment):
-        def reset(self):
-            return Observation("x")
-
-        def step(self, action):
-            return StepResult("x", info={"digits": 10**5000} if action == "digits" else {})
-
-    with EnvironmentPool(Large, PoolLimits(1)) as pool:
-        pool.reset([{}, {}])
-        results = pool.step({0: "digits", 1: "go"})
-        assert results[0].kind == "invalid" and "cannot be sent to the trainer" in results[0].message
-        assert results[1] == StepResult(Observation("x"))

@@ -7,32 +7,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from faulty_pools import faulty_pool, interrupted
 from refusals import refused
-from toy_environments import KeyDoorEnvironment
+from toy_environments import KeyDoorEnvironment, Slow
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
-from g2po_trl.environments.pool import scratch, worker
 from g2po_trl.environments.pool.pool import place_groups
 
 
 def ends(pid):
     """Wait for the end of a process that is not our child. A dead one that nobody reaps has ended."""
-    for _ in range(300):
+    for _ in range(600):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True
-        time.sleep(0.1)
+        time.sleep(0.05)
     return False
 
 
 @pytest.mark.parametrize(
-    ("fault", "how"),
-    [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL"), ("signal 40", "signal 40")],
+    ("fault", "how"), [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL")]
 )
 def test_ways_to_die(fault, how):
     with faulty_pool() as pool:
@@ -50,19 +48,13 @@ def test_an_interrupted_step_leaves_no_answers_behind():
     with faulty_pool(2) as pool:
         pool.reset([{"number": i} for i in range(4)])
         with pytest.raises(KeyboardInterrupt):
-            with interrupted(1.0):
+            with interrupted(0.3):
                 pool.step(dict.fromkeys(range(4), "sleep 20"))
         assert pool.worker_pids == []
         with refused("slot 0"):
             pool.step({0: "go"})
         assert [o.text for o in pool.reset([{"number": 8}, {"number": 9}])] == ["number 8", "number 9"]
         assert pool.step({1: "go"})[1].observation.text == "9 go"
-
-
-def test_a_worker_has_no_terminal_to_read():
-    with faulty_pool() as pool:
-        failure = pool.reset([{"fault": "input"}])[0]
-        assert failure.kind == "exception" and "EOFError" in failure.message
 
 
 def test_a_fork_of_the_trainer_does_not_end_the_workers():
@@ -91,30 +83,16 @@ def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path,
         assert pool.reset([{}])[0] == Observation("False")
 
 
-class Slow(KeyDoorEnvironment):
-    """Takes 20 s for a step, by its worker's clock: the machine's also tells how busy the machine is."""
-
-    now = [0.0]  # noqa: RUF012
-
-    def __init__(self):
-        self.now[0] = time.perf_counter()
-        worker.time = SimpleNamespace(perf_counter=lambda: self.now[0], sleep=time.sleep)
-
-    def step(self, action):
-        self.now[0] += 20.0
-        return super().step(action)
-
-
 def test_the_seconds_of_an_episode_are_those_of_its_own_steps_without_replays():
-    with EnvironmentPool(Slow, PoolLimits(1)) as pool:
-        pool.reset([{}, {}])
+    with EnvironmentPool(partial(Slow, 0.3), PoolLimits(1)) as pool:
+        pool.reset([{"turns": 9}] * 2)
         for _ in range(3):
-            assert isinstance(pool.step({0: "look"})[0], StepResult)
-        assert (pool.seconds(0), pool.seconds(1)) == pytest.approx((60.0, 0.0), abs=1.0)
+            pool.step({0: "go"})
+        assert pool.seconds(0) >= 0.9 and pool.seconds(1) < 0.3
         os.kill(pool.worker_pids[0], signal.SIGKILL)
-        assert isinstance(pool.step({0: "look"})[0], StepResult) and pool.seconds(0) > 79.0
-        pool.reset([{}])
-        assert pool.seconds(0) < 1.0, "its clock starts anew"
+        assert isinstance(pool.step({0: "go"})[0], StepResult) and 1.2 <= pool.seconds(0) < 2.1
+        pool.reset([{"turns": 9}])
+        assert pool.seconds(0) < 0.3, "its clock starts anew"
 
 
 class Daemons(KeyDoorEnvironment):
@@ -148,7 +126,7 @@ def test_a_worker_that_leaves_its_process_group_ends():
         def step(self, action):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with EnvironmentPool(Leaving, PoolLimits(1, environment_step_timeout=2)) as pool:
+    with EnvironmentPool(Leaving, PoolLimits(1, environment_step_timeout=0.5)) as pool:
         pid = int(pool.reset([{}])[0].text)
         assert pool.step({0: "stop"})[0].kind == "timeout"
         assert ends(pid)
@@ -176,23 +154,6 @@ def test_a_worker_clears_up_after_a_killed_trainer(tmp_path):
     *pids, folder = told.stdout.split()
     assert os.path.dirname(folder) == str(tmp_path)
     assert all(ends(int(pid)) for pid in pids) and not os.path.exists(folder)
-
-
-def test_programs_whose_temporary_folder_is_below_the_workers_end_with_it(tmp_path):
-    below, beside = tmp_path / "worker" / "episode" / "tmp", tmp_path / "worker-2"
-    for folder in (below, beside):
-        folder.mkdir(parents=True)
-    (tmp_path / "link").symlink_to("worker")
-    daemons = [
-        subprocess.Popen(["sleep", "60"], env={**os.environ, "TMPDIR": str(folder)}, start_new_session=True)
-        for folder in (below, beside)
-    ]
-    try:
-        scratch.clear([str(tmp_path / "link")])
-        assert daemons[0].wait(10) == -signal.SIGKILL and daemons[1].poll() is None
-    finally:
-        daemons[1].kill()
-        daemons[1].wait()
 
 
 class Surroundings(TextEnvironment):
@@ -224,19 +185,6 @@ def test_programs_an_environment_starts_get_neither_the_trainers_path_nor_its_se
         assert asked.kind == "exception" and "workers do not get HF_TOKEN" in asked.message
 
 
-def test_a_worker_that_cannot_be_started_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(1)) as pool:
-        with monkeypatch.context() as without:
-            without.setattr(sys, "executable", str(tmp_path / "no-python"))
-            before = len(os.listdir("/dev/fd"))
-            with pytest.raises(OSError) as told:
-                pool.reset([{}])
-            # `told` holds on to everything that was local then, as an interactive session does.
-            assert len(os.listdir("/dev/fd")) == before and os.listdir(tmp_path) == [] and told.value.errno
-        assert isinstance(pool.reset([{}])[0], Observation), "the pool goes on"
-
-
 def test_groups_are_cut_into_equal_parts():
     assert place_groups([5, 5, 5, 2, 2, 7], [0, 0]) == [0, 0, 0, 1, 1, 1]
     assert place_groups([0] * 8, [0] * 8) == list(range(8)) and place_groups([0] * 3, [0] * 8) == [0, 1, 2]
@@ -245,10 +193,6 @@ def test_groups_are_cut_into_equal_parts():
 
 
 def test_a_task_that_a_socket_does_not_hold_arrives_whole():
-    class Long(TextEnvironment):
-        def reset(self, text):
-            return Observation(text[-5:], state_key=str(len(text)))
-
-    with EnvironmentPool(Long, PoolLimits(2)) as pool:
-        (seen,) = pool.reset([{"text": "x" * 20_000_000 + "end"}])
-    assert seen == Observation("xxend", state_key="20000003")
+    text = "x" * 900_000
+    with faulty_pool() as pool:
+        assert pool.reset([{"number": text}])[0].text == f"number {text}"

@@ -4,12 +4,11 @@ import asyncio
 import json
 import math
 import random
-from functools import partial
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from letter_trainer import make_config
+from letter_trainer import make_config, played_in
 from refusals import refused
 from returning import check_played_again
 from scripted_agents import calls
@@ -19,23 +18,20 @@ from toy_environments import Countdown
 from g2po_trl import (
     EnvironmentPool,
     G2POTrainer,
-    Observation,
     PoolLimits,
     PromptTemplate,
     StepResult,
     TextEnvironment,
     ToolEnvironment,
-    check_environment,
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.setup import played_as
-from g2po_trl.environments.tools.trl_rewards import TRLEnvironment, check_reward_columns, with_rewards
+from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.environments.validation import constructed
-from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
-from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls
-from g2po_trl.runs.run_json import describe_object, load_object
+from g2po_trl.prompts.template import ParsedCompletion
+from g2po_trl.prompts.tool_calls import parse_tool_calls
 
 LIMITS = EpisodeLimits(9)
 
@@ -54,37 +50,11 @@ def a_digit(completion, prompt_end=""):
     return ParsedCompletion(call("turn", digit=digit), True)
 
 
-class LuckySafe(Safe):
-    """As TRL's examples: a reward function reads its state, and `reset` draws."""
-
-    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
-    get_reward = None
-
-    def reset(self, **row):
-        return f"{super().reset(**row)} It has number {random.random()}."
-
-
-@pytest.mark.parametrize(
-    ("made", "wording", "history"),
-    [
-        (TextEnvironment, DEFAULT_PROMPT, "window"),
-        (lambda: Safe(), DEFAULT_PROMPT, "window"),
-        (partial(LuckySafe), LuckySafe.prompt_template, "window"),
-        (Safe, TOOL_PROMPT, "conversation"),
-        (partial(ToolEnvironment, Safe, 5), TOOL_PROMPT, "window"),
-    ],
-)
-def test_wording_and_history_are_the_classs(made, wording, history):
-    assert played_as(made, LIMITS)[1:] == (wording, history)
-
-
 def test_completions_are_read():
     assert parse_tool_calls(f"I think. {call('turn', digit=1)} Well.") == (call("turn", digit=1), True)
     assert parse_tool_calls("  done ") == ("done", True) and parse_tool_calls("") == ("", False)
     for broken in ("turn 1</tool_call>", "{}</tool_call>", "{", "[1]</tool_call>"):
         assert not parse_tool_calls(f"<tool_call>{broken}").valid
-    quoted = f"<think>I could {call('turn', digit=1)}</think>"
-    assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)
 
 
 def test_an_episode_by_hand():
@@ -109,72 +79,24 @@ def test_an_episode_by_hand():
     assert safe.inner.closed
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
-    [
-        ("['hall', 2]", "['hall', 2]"),
-        ("[{'name': 'hall', 'type': 'room'}]", "[{'name': 'hall', 'type': 'room'}]"),
-        ("[]", "[]"),
-        ("b'hall'", "b'hall'"),
-        ("[{'type': 'text', 'text': 'A map:'}, {'type': 'text', 'text': 'a hall'}]", "A map:\na hall"),
-        ("exit(3)", "{'error': '3'}"),
-    ],
-)
-def test_what_code_of_the_model_returns_is_shown_whatever_it_is(code, shown):
-    class Python(Safe):
-        def run(self, code):
-            return eval(code)
-
-    python = ToolEnvironment(Python, 9, tool_schemas="")
-    python.reset()
-    assert python.step(call("run", code=code)).observation.text == shown
-    python.close()
-
-
-def test_a_connection_opened_in_reset_lives_in_tools():
-    telephone = ToolEnvironment(Telephone, 9)
-    assert telephone.reset().text == "It rings."
-    for word in ("hello", "again"):
-        assert telephone.step(call("say", word=word)).observation.text == word.upper()
-    telephone.close()
-    assert telephone.inner.hung_up
-
-
-@pytest.mark.parametrize("last", ["say", "smash"])
-def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model(last):
+def test_a_connection_lives_in_tools_and_the_environments_own_failure_is_no_answer_to_the_model():
     with EnvironmentPool(in_window(Telephone), PoolLimits(1)) as pool:
-        pool.reset([{}])
+        first, _ = pool.reset([{}, {}])
+        assert first.text == "It rings." and '"name": "say"' in first.task
+        assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text(), "to describe tools"
+        for word in ("hello", "again"):
+            assert pool.step({0: call("say", word=word)})[0].observation.text == word.upper()
         assert isinstance(pool.step({0: call("hang_up")})[0], StepResult)
-        arguments = {"word": "x"} if last == "say" else {}
-        assert isinstance(pool.step({0: call(last, **arguments)})[0], EnvironmentFailure)
-
-
-def test_workers_need_no_torch_to_describe_tools():
-    with EnvironmentPool(in_window(Safe), PoolLimits(1)) as pool:
-        (first,) = pool.reset([{"code": "12"}])
-        assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
-        assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()
-
-
-def test_the_last_turn_is_paid():
-    safe = ToolEnvironment(Safe, max_turns=2)
-    safe.reset(code="12")
-    assert not safe.step(call("turn", digit=1)).terminated
-    last = safe.step(call("turn", digit=2))
-    assert (last.reward, last.terminated, last.info) == (10.0, True, {"success": True, "out_of_turns": True})
-
-
-class Mumbling(Safe):
-    def kick(self, where):
-        pass
+        failures = pool.step({0: call("say", word="x"), 1: call("smash")})
+        assert [isinstance(failures[slot], EnvironmentFailure) for slot in range(2)] == [True] * 2
 
 
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: ToolEnvironment(LuckySafe, 3), "get_reward of LuckySafe"),
+        (lambda: ToolEnvironment(Dial, 3), "get_reward of Dial"),
         (lambda: ToolEnvironment(type("NoTool", (), {"get_reward": lambda self: 0.0}), 3), "the tools of NoTool"),
-        (lambda: in_window(Mumbling), "kick"),
+        (lambda: in_window(type("Mumbling", (Safe,), {"kick": lambda self, where: None})), "kick"),
         (lambda: played_as(type("Bad", (TextEnvironment,), {"prompt_template": "x"}), LIMITS), "prompt_template"),
         (lambda: constructed(lambda: Safe(), "it"), "step"),
     ],
@@ -184,52 +106,28 @@ def test_what_is_missing_is_refused_by_its_field(call, field):
         call()
 
 
-def test_it_keeps_the_contract():
-    check_environment(lambda: ToolEnvironment(Safe, 5), {"code": "3"}, actions=[call("turn", digit=3), "done"])
-
-
-@pytest.mark.parametrize("max_turns", [9, 4])
-def test_several_calls_and_chance_are_played_again(max_turns):
-    """Also those that the last turn ends; and failed calls change nothing."""
+def test_several_calls_and_chance_are_played_again():
+    """Also those of the last turn; and failed calls change nothing."""
     two = call("ticket", who="a") + call("ticket", who="b")
-    actions = [two, call("ticket", where="c"), two, call("ticket", who="d"), "That is all."]
-    episode = check_played_again(in_window(Counter, EpisodeLimits(max_turns)), {"seed": 3}, actions, max_turns)
+    actions = [two, call("ticket", where="c"), two, call("ticket", who="d")]
+    episode = check_played_again(in_window(Counter, EpisodeLimits(4)), {"seed": 3}, actions, 4)
     assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
     assert "\nticket 2 of b: window " in episode.steps[1].observation
-    assert episode.reward == 5.0 and len(episode.steps) == min(5, max_turns)
-
-
-def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_model_dir, caplog):
-    def opened(environments, code, **kwargs):
-        return [float(safe.turned == one) for safe, one in zip(environments, code)]
-
-    def turns(environments, **kwargs):
-        return [len(safe.turned) for safe in environments]
-
-    trainer = G2POTrainer(
-        str(tiny_model_dir),
-        make_config(tmp_path / "out", max_steps=1, max_turns=2, max_prompt_length=None, reward_weights=[10.0, -1.0]),
-        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
-        environment_factory=LuckySafe,
-        reward_funcs=[opened, turns],
-    )
-    trainer.train()
-    trainer.close()
-    played = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / "train-000001.jsonl").open()]
-    scores = [(t["info"]["score_opened"], t["info"]["score_turns"]) for t in played]
-    assert [t["reward"] for t in played] == [10 * opened - turned for opened, turned in scores]
-    assert {turned for _, turned in scores} == {2.0}
-    assert sum("different states" in record.getMessage() for record in caplog.records) == 1
+    assert episode.reward == 5.0 and len(episode.steps) == 4 and episode.info["out_of_turns"]
 
 
 class Dial(Safe):
-    """As TRL's examples: state for a reward function, and no `get_reward`."""
+    """As TRL's examples: state for a reward function, no `get_reward`, and `reset` draws."""
 
+    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
     get_reward = None
 
     @property
     def reward(self):
         return float(self.turned == self.code)  # fails before `reset`
+
+    def reset(self, **row):
+        return f"{super().reset(**row)} It has number {random.random()}."
 
     def picture(self) -> list:
         """Look."""
@@ -238,6 +136,25 @@ class Dial(Safe):
 
 def opened(environments, **kwargs):
     return [environment.reward for environment in environments]
+
+
+def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_model_dir, caplog):
+    def turns(environments, **kwargs):
+        return [len(safe.turned) for safe in environments]
+
+    trainer = G2POTrainer(
+        str(tiny_model_dir),
+        make_config(tmp_path / "out", max_steps=1, max_turns=2, max_prompt_length=None, reward_weights=[10.0, -1.0]),
+        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
+        environment_factory=Dial,
+        reward_funcs=[opened, turns],
+    )
+    trainer.train()
+    trainer.close()
+    played = played_in(trainer)
+    assert [t.reward for t in played] == [10 * t.info["score_opened"] - t.info["score_turns"] for t in played]
+    assert {t.info["score_turns"] for t in played} == {2.0} and any(t.info["score_opened"] for t in played)
+    assert sum("different states" in record.getMessage() for record in caplog.records) == 1
 
 
 async def priced(prompts, completions, price, **kwargs):
@@ -272,8 +189,8 @@ def test_weighted_rewards_of_an_episode(history):
     dial = chat(Dial, [opened, priced, never], [10, 2, 5], history=history)()
     dial.reset(code="12", price=0.5, prompt=PROMPT)
     made = [("turn", {"digit": 1}), ("turn", {"digit": 2})]
-    written = [f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in made]
-    assert not dial.step(calls(*made) if history == "conversation" else "".join(written)).terminated
+    written = "".join(call(name, **arguments) for name, arguments in made)
+    assert not dial.step(calls(*made) if history == "conversation" else written).terminated
     end = dial.step("Done.")
     assert end.reward == 10 * 1.0 + 2 * -1.0
     assert end.info["score_opened"] == 1.0 and end.info["score_priced"] == -1.0 and "score_never" not in end.info
@@ -285,8 +202,9 @@ def opened_by_hand(environments, completions, **kwargs):
     return [3 * len(environment.turned) for environment in environments]
 
 
-def test_the_environments_own_reward_is_added():
-    safe = chat(Safe, opened_by_hand)()
+@pytest.mark.parametrize("made", [Safe, lambda: Safe()])
+def test_the_environments_own_reward_is_added(made):
+    safe = chat(made, opened_by_hand)()
     safe.reset(code="1")
     safe.step(calls(("turn", {"digit": 1})))
     end = safe.step("Done.")
@@ -307,25 +225,21 @@ def test_functions_alone_are_an_environment():
     tools.close()
 
 
-def test_what_a_function_makes_is_described_in_the_worker():
-    dial = chat(lambda: Dial(), opened)()
-    assert "turn" in dial.reset(code="1").request.tools[-1]["function"]["name"]
-    dial.close()
-
-
 @pytest.mark.parametrize(
-    ("reward_funcs", "action"),
+    ("reward_funcs", "action", "field"),
     [
-        (lambda completions, **kwargs: 1.0, "Done."),
-        (lambda completions, **kwargs: [1.0, 2.0], "Done."),
-        (never, "Done."),
-        (opened, calls(("picture", {}))),  # what is no image is refused and not left out
+        (lambda completions, **kwargs: 1.0, "Done.", "<lambda>"),
+        (lambda completions, **kwargs: [1.0, 2.0], "Done.", "<lambda>"),
+        (never, "Done.", "reward_funcs"),
+        (opened, calls(("picture", {})), "picture"),  # what is no image is refused and not left out
     ],
 )
-def test_a_value_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, action):
-    with EnvironmentPool(chat(Dial, reward_funcs), PoolLimits(1)) as pool:
-        pool.reset([{"code": "1"}])
-        assert isinstance(pool.step({0: action})[0], EnvironmentFailure)
+def test_a_value_that_cannot_be_used_is_an_error(reward_funcs, action, field):
+    dial = chat(Dial, reward_funcs)()
+    dial.reset(code="1")
+    with refused(field):
+        dial.step(action)
+    dial.close()
 
 
 def logs(completions, log_metric, **kwargs):
@@ -351,22 +265,10 @@ def test_what_is_not_supported_is_refused_at_once(arguments, field):
         check_reward_columns(with_rewards(*arguments), ["prompt", "code"])
 
 
-def test_a_run_describes_reward_functions():
-    described = describe_object(with_rewards(partial(Safe), [opened_by_hand], [2.0], None))
-    again = load_object(json.loads(json.dumps(described)))
-    assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
-    assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
-    assert played_as(again, EpisodeLimits())[1] is TOOL_PROMPT
-
-
-class Said(Dial):
-    success = Dial.reward
-
-
 @pytest.mark.parametrize("code", ["1", "2"])
 def test_success_is_what_the_environment_says(code):
     """A reward for the format alone is above 0, too."""
-    environment = chat(Said, lambda completions, **_: [0.1])()
+    environment = chat(type("Said", (Dial,), {"success": Dial.reward}), lambda completions, **_: [0.1])()
     environment.reset(code=code)
     environment.step(calls(("turn", {"digit": 1})))
     end = environment.step("done")
@@ -377,21 +279,21 @@ def test_success_is_what_the_environment_says(code):
 class Judged(Safe):
     """Asks a judge through a client that runs a loop of its own, and forgets what it was asked for."""
 
+    price = 0.5
+
     def visit(self, rooms):
         return rooms.pop()
 
     def get_reward(self):
-        return asyncio.run(asyncio.sleep(0, self.reward))
+        return asyncio.run(asyncio.sleep(0, self.price))
 
 
-@pytest.mark.parametrize("reward", [0.5, None, [1.0], "1"])
-def test_a_reward_may_run_a_loop_and_is_a_number(reward):
-    environment = ChatToolEnvironment(type("Judge", (Judged,), {"reward": reward}), 3, tool_schemas="")
+def test_a_reward_may_run_a_loop_and_is_a_number():
+    environment = ChatToolEnvironment(Judged, 3, tool_schemas="")
     environment.reset(prompt="go")
     called = environment.step(calls(("visit", {"rooms": ["hall", "cellar"]}))).observation.request
     assert called.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"rooms": ["hall", "cellar"]}
-    if reward == 0.5:
-        assert environment.step("done").reward == 0.5
-        return
-    with refused("get_reward of Judge"):
+    assert environment.step("done").reward == 0.5
+    environment.inner.price = "1"
+    with refused("get_reward of Judged"):
         environment.step("done")

@@ -81,7 +81,6 @@ def fail(_):
 
 FAULTS = {"fork": fork, "kill": lambda _: kill(), "signal": kill, "raise": fail}
 FAULTS |= {"sleep": lambda seconds: time.sleep(float(seconds)), "exit": lambda code: sys.exit(int(code))}
-FAULTS |= {"input": lambda _: input()}
 
 
 class FaultyEnvironment(TextEnvironment):
