@@ -103,16 +103,16 @@ class ConversationEncoder:
             transcript.dropped, wanted = transcript.dropped + 1, _SHORTENED_TO * limit
         if len(prompt.ids) > limit and request.shorten:
             most = max(len(message["content"]) for message in shown)
-            size = functools.partial(self._size, shown, request.tools)
+
+            def size(keep: int) -> int:  # without images: a processor is slow
+                parts = without_images(_cut(shown, keep))
+                return len(self._build(parts, request.tools, Transcript(), True).ids)
+
             whole = self._build(shown, request.tools, Transcript(), True) if prompt.continues else prompt
             without = limit - len(whole.ids) + size(most)
             prompt = self._build(_cut(shown, longest(size, most, without)), request.tools, Transcript(), True)
         what = f"the conversation of {len(request.messages)} messages has"
         return within(prompt, max_length, what, "let the agent send shorter messages")
-
-    def _size(self, messages: Sequence[Message], tools: Tools, keep: int) -> int:
-        """Return the number of tokens of messages that are cut, without their images: a processor is slow."""
-        return len(self._build(without_images(_cut(messages, keep)), tools, Transcript(), True).ids)
 
     def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> Prompt:
         images, digests = pictures_of(messages), prefix_digests(messages, tools) if transcript.ids else []

@@ -64,13 +64,6 @@ def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple
     return next(iter(chosen or every), None), bool(chosen) and ended
 
 
-def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
-    """Return the one admissible action that differs from `action` in case only, else `action`."""
-    listed = admissible_actions or ()
-    alike = {other for other in listed if other.casefold() == action.casefold()}
-    return alike.pop() if action not in alike and len(alike) == 1 else action
-
-
 def parse_plain(completion: str, prompt_end: str = "") -> ParsedCompletion:
     """Return the whole completion as the action. Only an empty completion is invalid."""
     return ParsedCompletion(completion.strip(), bool(completion.strip()))
@@ -138,7 +131,9 @@ class PromptTemplate:
             name = getattr(self.parse_completion, "__qualname__", "parse_completion")
             warnings.warn(f"{name} raised {type(error).__name__}: the completion is invalid", stacklevel=2)
             action, valid = completion[-FALLBACK_CHARACTERS:].strip(), False
-        return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
+        alike = {one for one in admissible_actions or () if one.casefold() == action.casefold()}
+        is_misspelled = not self.match_case and len(alike) == 1
+        return ParsedCompletion(alike.pop() if is_misspelled else action, valid)
 
     def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:
         """Return a completion with an action, alone or after an empty thought. Raises `G2POError` if neither fits."""

@@ -72,7 +72,8 @@ class ChatTemplate:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
         messages, tools = self.as_text(list(messages)), self.as_text(tools)
         late = any(message["role"] == "user" for message in messages)  # a system message may only be the first
-        if any(message["role"] == "system" for message in messages[late:]) and not self._shows_system(late):
+        before = [*["system"] * self._shows("system", "user"), "user", "assistant"] * late
+        if any(message["role"] == "system" for message in messages[late:]) and not self._shows(*before, "system"):
             messages[late:] = [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[late:]]
         if messages[0]["role"] == "system" and not self._shows("system", "user"):
             said = {"role": "user", "content": messages[0]["content"]}
@@ -101,11 +102,6 @@ class ChatTemplate:
             text = self._render(_probe(*roles), *self._form)
             return all(message["content"] in text for message in _probe(*roles))
         return False
-
-    def _shows_system(self, late: bool) -> bool:
-        """Return whether a system message may be the only one or, if `late`, follow others, also another one."""
-        before = ["system"] * self._shows("system", "user") + ["user", "assistant"]
-        return self._shows(*before * late, "system")
 
     def as_text(self, value: Any) -> Any:
         """Return a message, a part of it, or a completion, with marks in the reserved tokens of its texts."""

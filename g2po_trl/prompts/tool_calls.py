@@ -17,6 +17,8 @@ from .tokenization import get_chat_template, get_tokenizer
 
 Tools = list[dict[str, Any]] | None
 _ODD_TEXT = '\n  it\'s "a\\b"\n'  # an argument that some forms do not write as they read it
+# What most of Gemma 4's templates print for null outside of texts, and no reader of JSON takes.
+_NONE = re.compile(r'(<\|"\|>.*?<\|"\|>)|\bNone\b(?!\s*:)', re.DOTALL)
 # Its end is outside of JSON's strings, whose texts may have such a tag; without whole strings, the first one.
 CALL = re.compile(r'<tool_call>((?:"(?:[^"\\]|\\.)*+"|[^"<]++|<)*?|.*?)</tool_call>', re.DOTALL)
 OPEN_CALL = "<tool_call>"
@@ -177,6 +179,9 @@ class NativeTools(ProseTools):
         if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
             pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
             field["content_args"], own.response_template = {"tag_pattern": pattern}, read_by
+        self._json = values if "string_delims" in values else None
+        if self._json:
+            field["content"], own.response_template = "text", read_by
         patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
         literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
         self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
@@ -194,7 +199,7 @@ class NativeTools(ProseTools):
         return message, valid and not any(tag in message["content"] for tag in self._tags)  # of a call of its own form
 
     def _read(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
-        from ..utils.trl_compat import parse_response
+        from ..utils.trl_compat import parse_content, parse_response
 
         if not self.own.response_template or not ids:
             return super().parse(text, ids, prompt_ids, tools)
@@ -210,6 +215,9 @@ class NativeTools(ProseTools):
             if tools and shown is None:
                 raise ValueError("the thought is not finished")
             for call in calls:
+                if self._json:
+                    body = _NONE.sub(lambda found: found[1] or "null", call["function"]["arguments"])
+                    call["function"]["arguments"] = parse_content(body, "json", self._json)
                 call["function"] = check_call(call["function"])
         except (ValueError, RecursionError):
             return self._in_json(text, ids, prompt_ids, tools)
@@ -258,6 +266,7 @@ class NativeTools(ProseTools):
         parameters = {"type": "object", "properties": properties}
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}]
         function = {"name": name, "arguments": {key: _ODD_TEXT if has_type else 7 for key, has_type in arguments}}
+        properties["null"], function["arguments"]["null"] = {"type": ["string", "null"]}, None
         call, asked = {"type": "function", "function": function}, [{"role": "user", "content": "x"}]
         with suppress(Exception):  # templates raise errors of any class
             text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)

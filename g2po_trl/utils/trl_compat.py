@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from transformers import GenerationConfig, PretrainedConfig, Trainer, TrainingArguments
+from transformers.utils.chat_parsing.content_parsers import parse_content as parse_content
 from trl.chat_template_utils import add_response_schema as add_response_schema
 from trl.chat_template_utils import get_training_chat_template as get_training_chat_template
 from trl.chat_template_utils import parse_response as parse_response
