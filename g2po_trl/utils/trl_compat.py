@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +40,9 @@ def ignore_deprecations() -> None:
     warnings.filterwarnings("ignore", message=f"`{names}` is deprecated", category=FutureWarning)
 
 
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
+def replaced(owner: Any, **values: Any) -> AbstractContextManager[Any]:
     """Replace attributes of a module or object inside."""
-    with ExitStack() as stack:
-        for name, value in values.items():
-            original = getattr(owner, name)
-            undo = partial(setattr, owner, name, original) if name in vars(owner) else partial(delattr, owner, name)
-            stack.callback(undo)
-            setattr(owner, name, value)
-        yield
+    return patch.multiple(owner, **values) if values else nullcontext()
 
 
 def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:

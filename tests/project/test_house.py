@@ -67,7 +67,7 @@ BUDGETS = {
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
 ABOVE: dict[str, int] = {
     "the top": 1902,
-    "utils": 1212,
+    "utils": 1207,
 }
 READS_BY_NAME = (
     "transformers.py",
