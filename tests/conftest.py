@@ -34,11 +34,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Save CPU time in worker processes and in trainings.
+    """Save CPU time.
 
-    A test's own environment is pickled by value. By reference, its worker would import the test module, and with it
-    torch and TRL, which takes longer than the test. What was imported is frozen: it is no garbage, and the collections
-    of a small training took longer than the rest of it.
+    A test's own environment is pickled by value, or its worker would import the test module, and with it torch and
+    TRL. What was imported is frozen: collecting it took longer than the rest of a small training.
     """
     for module in {item.module for item in session.items}:
         cloudpickle.register_pickle_by_value(module)
@@ -82,29 +81,17 @@ def tiny_model_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny-model")
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **ends)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
 
 @pytest.fixture
 def make_trainer(tmp_path, tiny_model_dir):
-    """`letter_trainer.make_letter_trainer` with the tiny model, its tokenizer, and output in tmp_path/out.
-
-    Closes what it made.
-    """
+    """`make_letter_trainer` with the tiny model, its tokenizer, and output in tmp_path/out; closes what it made."""
     from letter_trainer import make_letter_trainer
     from transformers import AutoTokenizer
 
@@ -158,6 +145,7 @@ def chromium():
 
     options = webdriver.ChromeOptions()
     options.binary_location = program
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for flag in (
             *("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"),
@@ -165,7 +153,6 @@ def chromium():
             f"user-data-dir={profile}",
         ):
             options.add_argument(f"--{flag}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = webdriver.Chrome(options=options, service=Service(driver_program))
         yield driver
         driver.quit()

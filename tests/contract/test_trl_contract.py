@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, ModelConfig
+from trl.distributed import DistributedBackend
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -21,6 +22,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_from_path, get_config_model_id
 
+from g2po_trl.config_validation import _METADATA, inherited
+from g2po_trl.update.batch import MICRO_BATCH_TOKEN_MEAN_LOSSES, ROW_MEAN_LOSSES, TOKEN_MEAN_LOSSES
 from g2po_trl.update.policy.importance import MODES
 from g2po_trl.utils import trl_compat
 
@@ -79,7 +82,9 @@ SOURCES = {
         self.state.best_model_checkpoint = best_checkpoint_dir
         self._push_from_checkpoint(output_dir)""",
     GRPOTrainer._get_train_sampler: "return RepeatSampler(",
-    RepeatSampler: "indexes = torch.randperm(self.num_samples, generator=self.generator)",
+    RepeatSampler: """self.shuffle = shuffle
+        self.seed = seed
+        indexes = torch.randperm(self.num_samples, generator=self.generator)""",
     # `VLLMEngine` keeps vLLM awake, brings as many prompts a rank, and listens to its only call, in order of ranks.
     VLLMGeneration.generate: """self.llm.sleep(level=2)
         self._llm_weights_sleeping = True
@@ -127,14 +132,8 @@ def test_what_stands_there_so_many_times():
         assert re.search(rf"self\.{name}\b", generate), name
 
 
-def test_a_repeat_sampler_keeps_its_arguments():
-    parameters = list(inspect.signature(RepeatSampler).parameters)
-    assert parameters == ["data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
-    sampler = RepeatSampler(range(4), 2, 2, 3, seed=5)
-    assert [getattr(sampler, name) for name in parameters[1:]] == [2, 2, 3, True, 5]
-
-
 HELPERS = {
+    DistributedBackend.gather_params: "self params",
     unwrap_model_for_generation: "gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs",
     VLLMGeneration.generate: "self prompts images num_generations profiler",
     disable_gradient_checkpointing: "model gradient_checkpointing_kwargs",
@@ -178,24 +177,12 @@ def test_attributes_the_trainer_uses():
 
 
 def test_loss_types_are_all_known():
-    from g2po_trl.update.batch import MICRO_BATCH_TOKEN_MEAN_LOSSES, ROW_MEAN_LOSSES, TOKEN_MEAN_LOSSES
-
     source = inspect.getsource(GRPOTrainer._compute_loss).split("Entropy bonus")[0]
     named = set(re.findall(r'"(\w+)"', "".join(re.findall(r"self\.loss_type (?:==|in) (.*):", source))))
     assert named == {*ROW_MEAN_LOSSES, *MICRO_BATCH_TOKEN_MEAN_LOSSES, *TOKEN_MEAN_LOSSES}
 
 
-def test_the_trie_that_benchmarks_compare_with():
-    from trl.experimental.async_grpo.packing import TreeRow
-
-    assert all(callable(getattr(TreeRow(), name)) for name in ("add", "fits", "pack"))
-
-
 def test_inherited_options_with_metadata_still_exist():
-    from trl import ModelConfig
-
-    from g2po_trl.config_validation import _METADATA
-
     known = [*GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__]
     patterns = {pattern for rows in _METADATA.values() for names in rows for pattern in names.split()}
     assert {pattern for pattern in patterns if not fnmatch.filter(known, pattern)} <= NEWER | {"activation_*"}
@@ -231,7 +218,6 @@ vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_
 vllm_tensor_parallel_size warmup_steps weight_decay
 """
 
-
 # Of transformers 5.14, the oldest that is admitted, and those that it does not have yet.
 OLDER = {"logging_dir", "warmup_ratio"}
 NEWER = {"activation_checkpointing", "activation_checkpointing_kwargs"}
@@ -240,8 +226,6 @@ NEWER |= {"dataloader_in_order", "dataloader_multiprocessing_context"}
 
 def test_every_inherited_option_works_or_is_refused_or_warned_about():
     """An option that is new in TRL or transformers has to be decided on before its version is allowed."""
-    from g2po_trl.config_validation import inherited
-
     decided = [*WORKING.split(), *inherited("refused"), *inherited("no_effect")]
     assert len(decided) == len(set(decided)), "decided twice"
     fields = set(GRPOConfig.__dataclass_fields__)
@@ -269,32 +253,6 @@ def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
             warnings.warn("`use_cache` is deprecated", FutureWarning, stacklevel=1)
     assert [str(warning.message) for warning in caught] == ["`use_cache` is deprecated"]
     assert "gradient_checkpointing" in GRPOConfig.__dataclass_fields__
-
-
-def test_train_metrics_of_is_the_dictionary_that_log_reads():
-    trainer = SimpleNamespace(_metrics={"train": {}, "eval": {}})
-    assert trl_compat.train_metrics_of(trainer) is trainer._metrics["train"]
-
-
-def test_gather_params_of_a_trainer_and_of_its_vllm_wrapper():
-    from trl.distributed import DistributedBackend
-
-    backend = DistributedBackend(Accelerator(cpu=True))
-    with trl_compat.gather_params_of(SimpleNamespace(_dist=backend))([torch.nn.Parameter(torch.zeros(1))]):
-        pass
-
-
-def test_fused_log_probs_are_those_of_the_logits():
-    plain, fused = tiny_model(), tiny_model()
-    add_fused_lm_head(fused, outputs=("log_probs", "entropy"))
-    ids = torch.arange(12).reshape(2, 6)
-    places, labels = torch.tensor([0, 4, 7]), torch.tensor([3, 5, 9])
-    inputs = {"input_ids": ids, "attention_mask": None}
-    found, entropies = trl_compat.fused_log_probs(fused, fused.base_model, inputs, places, labels)
-    logits = plain(**inputs).logits.reshape(12, -1)[places].log_softmax(-1)
-    torch.testing.assert_close(found, logits.gather(1, labels[:, None])[:, 0])
-    torch.testing.assert_close(entropies, -(logits.exp() * logits).sum(-1))
-    assert not fused.base_model._forward_hooks
 
 
 def test_expose_body_names_the_part_without_the_lm_head():

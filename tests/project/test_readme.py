@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
@@ -34,13 +33,3 @@ def test_programs_run(block, tmp_path, tiny_model_dir):
     if "trainer.train()" in program:
         assert "iteration   1/1 | success" in run.stdout
         assert list(tmp_path.glob("*/trajectories/train-000001.jsonl"))
-
-
-def test_the_environment_of_the_program_keeps_its_contract(tmp_path):
-    from g2po_trl import check_environment
-
-    page = (ROOT / "docs" / "your_environment.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"__name__": "page"}
-    exec(program, names)
-    check_environment(names["Treasure"], {"treasure": 5})

@@ -8,37 +8,26 @@ from refusals import refused
 from g2po_trl import read_jsonl, write_jsonl
 from g2po_trl.environments.tasks import read_tasks, tasks_hash
 from g2po_trl.trajectory import Step, Trajectory, read_unfinished
-from g2po_trl.utils.json import atomic_write, read_json_lines, write_json, write_json_lines
+from g2po_trl.utils.json import read_json_lines, write_json, write_json_lines
 
-TEXT = "c\u2028d \u2029 e\x85f"
+TEXT = "c\u2028d \u2029 e\x85f"  # separators that are no ends of lines
+ROWS = [{"seed": 1, "goal": "a\nb [1,2]"}, {"seed": 2}, {"seed": 3, "goal": TEXT}]
+FORMS = {
+    "lines": "\n".join(map(json.dumps, ROWS)),
+    "lines of a Windows editor": "\ufeff" + "\r\n\r\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
+    "an array over lines": json.dumps(ROWS, indent=1, ensure_ascii=False),
+    "an array, an element a line": "\ufeff[" + ",\n".join(map(json.dumps, ROWS)) + "]\n",
+}
 
 
 def trajectory(name):
     return Trajectory(name, [Step(f"room ü {TEXT}", "go")], 1.0, "success")
 
 
-def test_line_separators_of_unicode_are_no_ends_of_lines(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    write_json_lines(path, [{"goal": TEXT, "seed": 1}, {"goal": "plain", "seed": 2}])
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")  # of a Windows editor
-    assert read_tasks(path) == [{"goal": TEXT, "seed": 1}, {"goal": "plain", "seed": 2}]
-
-
-ROWS = [{"seed": 1, "goal": "a\nb [1,2]"}, {"seed": 2}, {"seed": 3, "goal": "ü"}]
-FORMS = {
-    "lines": "\n".join(map(json.dumps, ROWS)),
-    "lines that are blank": "\n\n".join(map(json.dumps, ROWS)) + "\r\n \n",
-    "an array": json.dumps(ROWS),
-    "an array over lines": json.dumps(ROWS, indent=1, ensure_ascii=False),
-    "an array, an element a line": "[" + ",\n".join(map(json.dumps, ROWS)) + "]\n",
-}
-
-
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_rows_are_read_in_any_form(form, mark, tmp_path):
+def test_rows_are_read_in_any_form(form, tmp_path):
     path = tmp_path / "tasks.json"
-    path.write_text(mark + FORMS[form], encoding="utf-8")
+    path.write_bytes(FORMS[form].encode())
     assert read_tasks(path) == ROWS
 
 
@@ -57,12 +46,8 @@ def test_what_is_no_row_is_named(text, line, tmp_path):
 
 def test_a_hash_of_tasks_is_of_their_rows():
     assert tasks_hash([{"seed": 1, "a": 2}, {"seed": 2}]) == tasks_hash([{"seed": 2}, {"a": 2, "seed": 1}])
-    for one, other in (
-        ([{"task_id": "a", "seed": 1}], [{"task_id": "a", "seed": 99}]),
-        ([{"seed": 1}], [{"seed": 1}, {"seed": 1}]),
-        ([{"seed": 1}], [{"seed": "1"}]),
-    ):
-        assert tasks_hash(one) != tasks_hash(other)
+    others = [[{"seed": 1}], [{"seed": 1}, {"seed": 1}], [{"seed": "1"}], [{"seed": 1, "task_id": "a"}]]
+    assert len({tasks_hash(rows) for rows in others}) == len(others)
 
 
 @pytest.mark.parametrize("write", [write_json_lines, write_jsonl, lambda path, rows: write_json(path, list(rows))])
@@ -74,19 +59,16 @@ def test_who_looks_while_a_file_is_written_sees_the_old_one(tmp_path, write):
         for number in range(3):
             seen.append(path.read_bytes() if path.exists() else None)
             yield make(f"{end} {number}")
+        if end == "broken":
+            raise KeyboardInterrupt
 
     write(path, rows("first"))
     first = path.read_bytes()
     write(path, rows("second"))
-    assert seen == [None] * 3 + [first] * 3 and path.read_bytes() != first
-
-    def broken():
-        yield make("third")
-        raise KeyboardInterrupt
-
     second = path.read_bytes()
+    assert seen == [None] * 3 + [first] * 3 and second != first
     with pytest.raises(KeyboardInterrupt):
-        write(path, broken())
+        write(path, rows("broken"))
     assert path.read_bytes() == second and [one.name for one in path.parent.iterdir()] == [path.name]
 
 
@@ -100,14 +82,6 @@ def test_a_line_without_an_end_is_left_out_and_told(tmp_path):
         with pytest.warns(UserWarning, match=r"t.jsonl: the last line is incomplete"):
             assert [one.task_id for one in read_jsonl(path)] == ["a"]
         assert [one and one.task_id for one in read_unfinished(path)] == ["a", None]
+        assert len(read_json_lines(path)) == 1
     path.write_bytes(whole[:-1])
     assert [one.task_id for one in read_jsonl(path)] == ["a", "b"], "only its end is missing"
-
-
-def test_lines_that_cannot_be_read_are_not_there(tmp_path):
-    path = tmp_path / "evaluations.jsonl"
-    path.write_bytes(json.dumps({"step": 1}).encode() + b'\n\n{"text": "\xc3')
-    assert read_json_lines(path) == [{"step": 1}]
-    with atomic_write(path) as file:
-        file.write("\x85\n")
-    assert read_json_lines(path) == []
