@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
@@ -255,14 +254,6 @@ def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
     assert "gradient_checkpointing" in GRPOConfig.__dataclass_fields__
 
 
-def test_expose_body_names_the_part_without_the_lm_head():
-    model = tiny_model()
-    model.base_model_prefix = "missing"
-    assert model.base_model is model, "transformers then takes the whole model"
-    trl_compat.expose_body(model)
-    assert model.base_model is model.model
-
-
 def test_trl_calls_its_vllm_by_global_names():
     original = grpo_trainer.VLLMGeneration
     with trl_compat.vllm_generation_class(len):
@@ -275,19 +266,3 @@ def test_vllm_engine_options_are_added_and_taken_off(monkeypatch):
     with trl_compat.vllm_engine_options(enable_lora=True):
         assert vllm_generation.LLM(model="m") == {"enable_lora": True, "model": "m"}
     assert vllm_generation.LLM is dict
-
-
-def test_private_attributes_of_a_model_and_its_config():
-    model = tiny_model()
-    assert trl_compat.attention_of(model.config) == "sdpa"
-    assert "_is_stateful" in vars(PreTrainedModel) and not trl_compat.is_stateful(model)
-
-
-def test_private_attributes_of_an_accelerator():
-    accelerator = Accelerator(cpu=True)
-    for sync in (False, True):
-        trl_compat.set_sync_gradients(accelerator, sync)
-        assert accelerator.sync_gradients is sync
-    before = trl_compat.is_any_model_prepared(accelerator)
-    accelerator.prepare(torch.nn.Linear(2, 2))
-    assert (before, trl_compat.is_any_model_prepared(accelerator)) == (False, True)

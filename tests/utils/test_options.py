@@ -1,6 +1,6 @@
 """Options check themselves by what their fields declare."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -51,7 +51,3 @@ def test_an_option_without_its_condition_has_no_effect():
     needs = {"door": "kind=maze|rate"}
     for game, told in ((Game(kind="grid"), 1), (Game(kind="grid", rate=0.5), 0), (Game(), 0)):
         assert len(list(without_effect(["door", "size"], vars(game), needs))) == told
-
-
-def test_other_parsers_see_the_help_alone():
-    assert dict(fields(Game)[0].metadata) == {"help": "Cells."}
