@@ -28,21 +28,8 @@ def test_the_generated_pages_are_what_the_code_says():
 
 def test_the_api_page_has_every_public_name_once():
     named = re.findall(r"^\.\. auto\w+:: g2po_trl\.([\w.]+)", PAGES["api.md"], re.MULTILINE)
-    assert len(named) == len(set(named)) and sorted({*named, *ESTIMATORS}) == g2po_trl.__all__, (
-        "method.md has the estimators"
-    )
-
-
-def test_the_method_page_has_every_estimator_with_its_options():
-    """A row each: the paper's address, the name, and every option with its default."""
-    section = PAGES["method.md"].split("## Estimators\n")[1].split("\n## ")[0]
-    rows = {re.search(r"`(\w+)` \|", row)[1]: row for row in section.splitlines() if re.match(r"\| .*`\w+` \|", row)}
-    assert rows.keys() == ESTIMATORS.keys()
-    for name, row in ESTIMATORS.items():
-        assert row.paper is None or f"https://arxiv.org/abs/{row.paper})" in rows[name], name
-        for option, default in row.options.items():
-            if option != "episode_statistics":
-                assert f"`{option}`" in rows[name] and (row.ablations or f"{default:g}" in rows[name]), (name, option)
+    assert len(named) == len(set(named)) and sorted({*named, *ESTIMATORS}) == g2po_trl.__all__
+    assert not [name for name in ESTIMATORS if f"| `{name}` |" not in PAGES["method.md"]], "which has the estimators"
 
 
 @functools.cache
