@@ -65,26 +65,18 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {
-        "index_n_heads": 2,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
+        **{"index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
     },
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
-        "indexer_n_heads": 4,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
+        **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+        **{"indexer_budget": 8, "indexer_compress_ratio": 2},
     },
     **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text"), {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}),
     "reformer": {
-        "axial_pos_shape": [16, 32],
-        "axial_pos_embds_dim": [16, 48],
-        "num_buckets": 4,
-        "local_attn_chunk_length": 8,
-        "lsh_attn_chunk_length": 8,
+        **{"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [16, 48], "num_buckets": 4},
+        **{"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
     },
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_key_value_heads": 4},
@@ -94,11 +86,7 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(model_type: str, vocabulary: int, seed: int = 0) -> torch.nn.Module:
-    """Return a random causal language model, whose logits are not all near 0.
-
-    Raises:
-        Exception: of any class, if transformers cannot make it.
-    """
+    """Return a random causal language model, whose logits are not all near 0; raises what transformers raises."""
     model = random_model(AutoModelForCausalLM, model_type, vocabulary, seed)
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.3, generator=torch.Generator().manual_seed(seed))
     return model

@@ -21,9 +21,8 @@ def fake_hub(status=200):
             return {"errors": [], "warnings": []}
         if "/preupload/" in path:
             request = json.loads(text)
-            listed = request.get("gitIgnore") or hub.files.get(".gitignore", b"").decode()
-            ignored = [line.rstrip("/") for line in listed.split()]
-            return {"files": [{**decision(file["path"], ignored), "path": file["path"]} for file in request["files"]]}
+            ignored = request.get("gitIgnore") or hub.files.get(".gitignore", b"").decode()
+            return {"files": [decision(file["path"], ignored.split()) for file in request["files"]]}
         if "/commit/" in path:
             for entry in map(json.loads, text.splitlines()):
                 if entry["key"] == "header":
@@ -35,8 +34,8 @@ def fake_hub(status=200):
         return {"id": "someone/agent", "siblings": [], "sha": "0" * 40, "name": "someone", "type": "user"}
 
     def decision(path, ignored):
-        hit = any(fnmatch(part, name) for part in path.split("/") for name in ignored)
-        return {"uploadMode": "regular", "shouldIgnore": hit}
+        hit = any(fnmatch(part, line.rstrip("/")) for part in path.split("/") for line in ignored)
+        return {"path": path, "uploadMode": "regular", "shouldIgnore": hit}
 
     with scripted_server(respond) as hub:
         hub.files, hub.commits, hub.requests = {}, [], []

@@ -13,10 +13,11 @@ from g2po_trl import GymnasiumEnvironment, Observation
 class Letters(gymnasium.Env):
     """Say a letter of the first half of the alphabet twice. What follows depends on the first letter."""
 
+    observation_space = Text(100, charset=string.printable)
+    action_space = Text(1, charset=string.ascii_lowercase)
+
     def __init__(self, word="hall"):
         self.word = word
-        self.observation_space = Text(100, charset=string.printable)
-        self.action_space = Text(1, charset=string.ascii_lowercase)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -43,11 +44,10 @@ class Dice(Letters):
         return str(random.random()), 0.0, False, False, {}
 
 
-class Walk(Letters):
+class Walk(gymnasium.Env):
     """Observes and acts in numbers."""
 
-    def __init__(self):
-        self.observation_space = self.action_space = Box(-10, 10)
+    observation_space = action_space = Box(-10, 10)
 
     def reset(self, *, seed=None, options=None):
         self.at = 0.0
@@ -60,9 +60,6 @@ class Walk(Letters):
 
 class TextWalk(GymnasiumEnvironment):
     """How a user adapts spaces of another kind."""
-
-    def __init__(self):
-        super().__init__("games_of_gymnasium:Walk-v0")
 
     def read_observation(self, observation, info):
         return Observation(f"You are at {observation:g}.", state_key=f"{observation:g}", task="Walk.")

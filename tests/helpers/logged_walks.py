@@ -24,7 +24,7 @@ def as_calls(messages):
     return [{"messages": messages[:i], "response": m} for i, m in enumerate(messages) if m["role"] == "assistant"]
 
 
-# Hall, kitchen, mug: 8. Hall, cellar, hall: 0. gamma 0.5: returns 2, 4 and 0, 0; V(start) = 1, V(kitchen) = 4,
+# gamma 0.5: returns 2, 4 and 0, 0; V(start) = 1, V(kitchen) = 4,
 # V(cellar) = 0. Not scaled: A_EP = ±4; A_NC = 4 - 2 and 0 - 2 at the start, 0 elsewhere; gains 3, 4, -1, 0 have mean
 # 1.5.
 PATHS = {"won": (8, ["kitchen", "mug"]), "lost": (0, ["cellar", "hall"])}
@@ -52,10 +52,8 @@ def as_blocks(messages):
     for message in messages:
         role, content = message["role"], [{"type": "text", "text": message["content"]}]
         if role == "tool":
-            role, content = (
-                "user",
-                [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}],
-            )
+            content = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}]
+            role = "user"
         elif role == "assistant":
             content = [{"type": "thinking", "thinking": "…", "signature": "…"}]
             for one in message["tool_calls"]:

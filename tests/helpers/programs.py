@@ -1,13 +1,8 @@
 """Programs in processes of their own, as `python …` runs them, whose imports are paid for once.
 
-    run(script, "--flag")    run("-m", "g2po_trl", "check", …)    run("-c", code)
-    start(…)    run_ranks(2, script, …)
-
-Importing torch, transformers and TRL takes a process some eight seconds of CPU. Here a server (`multiprocessing`'s
-fork server, one for each pytest worker) has imported them, and a program runs in a fork of it: as `__main__`, with its
-own arguments, folder, environment variables and output files. It can be killed, hang and crash like any other.
-
-What is about imports, the start of Python or a launcher itself is tested with `subprocess`.
+Importing torch, transformers and TRL takes eight seconds of CPU. A server (`multiprocessing`'s fork server, one for
+each pytest worker) has imported them, and a program runs in a fork of it: as `__main__`, with its own arguments,
+folder, variables and output files. What is about imports or the start of Python is tested with `subprocess`.
 """
 
 from __future__ import annotations
@@ -17,7 +12,6 @@ import gc
 import multiprocessing
 import os
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -34,7 +28,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
 
 
-class Program:
+class Program(_context.Process):
     """A running program, with the methods of `subprocess.Popen` that tests need."""
 
     def __init__(self, arguments, stdout, stderr, cwd, env):
@@ -42,26 +36,25 @@ class Program:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else dict(env)
         self.args = [str(argument) for argument in arguments]
         given = (self.args, str(stdout), str(stderr), str(cwd or os.getcwd()), environment)
-        self._process = _context.Process(target=_main, args=given)
-        self._process.start()
-        self.pid = self._process.pid
+        super().__init__(target=_main, args=given)
+        self.start()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.poll() is None:
+        self.join(timeout)
+        if self.exitcode is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
-        return self.poll()
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        if self.exitcode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-        self._process.join()
+        super().kill()
+        self.join()
 
 
 def start(*arguments, stdout, stderr=None, cwd=None, env=None) -> Program:

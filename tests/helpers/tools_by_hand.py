@@ -34,11 +34,11 @@ class Safe:
 
 
 class Telephone:
-    """Who answers was called in `reset`, is spoken to in a tool and hung up on in `close`, all in one event loop."""
+    """An echo is called in `reset`, spoken to in a tool and hung up on in `close`, all in one event loop."""
 
     async def reset(self, **row) -> str:
         self.said, self.heard = asyncio.Queue(), asyncio.Queue()
-        self.line, self.hung_up = asyncio.create_task(self._echo()), False
+        self.line = asyncio.create_task(self._echo())
         return "It rings."
 
     async def _echo(self):
@@ -51,26 +51,18 @@ class Telephone:
         Args:
             word: which.
         """
-        if self.hung_up:
+        if word == "…":
             raise ConnectionResetError("the line is dead")
+        if word == "!":
+            raise BrokenEnvironmentError("in pieces")
         await self.said.put(word)
         return await self.heard.get()
-
-    def hang_up(self) -> str:
-        """Hang up."""
-        self.hung_up = True
-        return "click"
-
-    def smash(self) -> str:
-        """Break it."""
-        raise BrokenEnvironmentError("in pieces")
 
     def get_reward(self) -> float:
         return 1.0
 
     async def close(self):
         self.line.cancel()
-        self.hung_up = True
 
 
 class Counter:
@@ -86,7 +78,6 @@ class Counter:
         Args:
             who: whose.
         """
-        await asyncio.sleep(0)
         self.tickets += 1
         return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
 
