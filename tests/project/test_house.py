@@ -137,6 +137,6 @@ def test_two_classes_are_trls_trainers():
     assert sorted(trainers) == ["class G2POTrainer(GRPOTrainer):", "class PPOTrainer(G2POTrainer):"]
 
 
-def test_the_drawing_of_the_house_is_current():
+def test_the_drawing_of_the_house_is_current(house):
     assert f"\n\n{house.drawing()}\n\n" in house.PAGE.read_text(encoding="utf-8"), "run python docs/make_house.py"
     assert all(house.purpose(path.parent) for path in SOURCES if path.name == "__init__.py")
