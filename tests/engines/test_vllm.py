@@ -90,39 +90,6 @@ def test_an_adapter_beside_the_base_is_the_trainers_in_every_rollout(tmp_path):
     assert result["serves_adapter"] and result["base_change"] == 0
 
 
-@pytest.mark.parametrize("mode", ["images", "images beside the base"])
-def test_images_are_read_as_the_trainer_reads_them(tmp_path, mode):
-    """Qwen2.5-VL, with all weights trained: also once the weights have changed that make an image's features."""
-    pytest.importorskip("torchvision", reason="the processor of Qwen2.5-VL needs it")
-    (result,) = run(tmp_path, mode)
-    assert max(result["off"]) <= 1e-4 and max(result["shown"]) == 2
-    assert len(result["weight_differences"]) == 4 and max(result["weight_differences"]) == 0
-    assert result["logs"][-1]["kl"] > 1e-5, "the policy must have moved, or equal weights prove nothing"
-    assert result["serves_adapter"] == ("base" in mode)
-
-
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tmp_path, kind):
-    (result,) = run(tmp_path, f"serve adapter bfloat16 {kind}")
-    assert result["serves_adapter"] == (kind == "LoRA")
-    pairs = list(zip(result["differences"], result["moved"], strict=True))
-    assert len(pairs) == 2 and all(3 * difference < moved for difference, moved in pairs), "an old adapter, or none"
-
-
-def test_requests_are_answered_as_they_ask(tmp_path):
-    """Seeds, filters, stop sequences, structured outputs."""
-    (result,) = run(tmp_path, "requests")
-    first, again, _, place = result["seeded"]
-    assert first == again, "one prompt, one seed"
-    assert result["seeded elsewhere"][::2] == [place, first], "whatever else is asked for at the time"
-    assert result["seeded elsewhere"][1] != place, "another seed"
-    assert max(result["differences"]) <= 1e-4, "after temperature and filters"
-    assert all(text.startswith("<think></think><action") and len(text) < 24 for text in result["stopped"])
-    shaped = [f"<think></think><action>{action}</action>" for action in ("look", "go to desk 1")]
-    assert len(result["shaped"]) == 4 and all(text in shaped for text in result["shaped"])
-    assert result["likeliest"]
-
-
 def test_a_panel_is_one_sync_and_its_completions_follow_from_eval_seed_alone(tmp_path):
     """Of an adapter, before and after training, in a run that goes on, on two ranks, and on two with one model."""
     (one,) = run(tmp_path, "evaluate adapter")

@@ -12,7 +12,7 @@ from letter_trainer import make_config, played_in
 from refusals import refused
 from returning import check_played_again
 from scripted_agents import calls
-from tools_by_hand import Counter, Safe, Telephone
+from tools_by_hand import Safe, Telephone
 from toy_environments import Countdown
 
 from g2po_trl import (
@@ -104,14 +104,13 @@ def test_what_is_missing_is_refused_by_its_field(call, field):
         call()
 
 
-def test_several_calls_and_chance_are_played_again():
+def test_several_calls_are_played_again():
     """Also those of the last turn; and failed calls change nothing."""
-    two = call("ticket", who="a") + call("ticket", who="b")
-    actions = [two, call("ticket", where="c"), two, call("ticket", who="d")]
-    episode = check_played_again(in_window(Counter, EpisodeLimits(4)), {"seed": 3}, actions, 4)
-    assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
-    assert "\nticket 2 of b: window " in episode.steps[1].observation
-    assert episode.reward == 5.0 and len(episode.steps) == 4 and episode.info["out_of_turns"]
+    two = call("turn", digit=1) + call("listen")
+    actions = [two, call("turn", where=2), two, call("turn", digit=2)]
+    episode = check_played_again(in_window(Safe, EpisodeLimits(4)), {"code": "112"}, actions, 4)
+    assert [episode.steps[place].observation for place in (1, 3)] == ["click\n1 digits", "click\n2 digits"]
+    assert episode.reward == 10.0 and len(episode.steps) == 4 and episode.info["out_of_turns"]
 
 
 class Dial(Safe):

@@ -3,19 +3,17 @@
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import mixed_games
 import sharding
 import torch
-import vision_models
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
 from peft import LoraConfig
 
-from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult, tasks_dataset
+from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult, tasks_dataset
 from g2po_trl.engines.transformers import TransformersEngine
 
 
@@ -34,27 +32,11 @@ class FixedLengthEnvironment(LetterEnvironment):
         return StepResult(self.rooms[-1], reward=float(len(self.rooms)), terminated=self.left == 0)
 
 
-class DrawnRoomsEnvironment(FixedLengthEnvironment):
-    """Draws its rooms, except those of task 1."""
-
-    def reset(self, seed):
-        self.number = seed != 1
-        return replace(super().reset(seed), images=self.drawn())
-
-    def drawn(self):
-        return [vision_models.drawing(self.left, 16 + 8 * self.left)] * self.number
-
-    def step(self, action):
-        result = super().step(action)
-        return replace(result, observation=Observation(result.observation, images=self.drawn()))
-
-
 SCENARIOS = {  # name -> environment, and tasks in order
     "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3]),
     "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2]),
     "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0]),
     "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3]),
-    "images": (DrawnRoomsEnvironment, [3, 1, 2, 1]),
     "an adapter": (LongLetterEnvironment, [0, 1, 2, 3]),
     "random lengths": (LongLetterEnvironment, list(range(16))),
     "several environments": ({"lamp": mixed_games.Lamp, "shop": mixed_games.Shop}, []),

@@ -1,7 +1,6 @@
 """Environments in TRL's style, in a module that does not import torch."""
 
 import asyncio
-import random
 
 from g2po_trl.environments.causes import BrokenEnvironmentError
 
@@ -63,23 +62,3 @@ class Telephone:
 
     async def close(self):
         self.line.cancel()
-
-
-class Counter:
-    """Numbers its tickets, and draws from a generator of its own."""
-
-    def reset(self, seed: int, **row) -> str:
-        self.tickets, self.chance = 0, random.Random(seed)
-        return "Next, please."
-
-    async def ticket(self, who: str) -> str:
-        """Draw a ticket.
-
-        Args:
-            who: whose.
-        """
-        self.tickets += 1
-        return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
-
-    def get_reward(self) -> float:
-        return float(self.tickets)

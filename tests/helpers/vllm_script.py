@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,18 +19,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
-import vision_models
 from alfworld_agent import play_alfworld
 from datasets import Dataset
-from letter_trainer import make_config, make_letter_trainer
+from letter_trainer import make_config
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POTrainer
-from g2po_trl.engines.sampling import Sampling
 
 OPTIONS = {
     **{"num_generations": 8, "max_turns": 10, "max_prompt_length": 512, "max_completion_length": 24},
@@ -56,11 +53,7 @@ def largest_difference(trainer) -> float:
     if hasattr(model, "peft_config"):
         model = copy.deepcopy(model)
         model = model.unload() if serves_adapter(trainer) else model.merge_and_unload()
-    moved = {"model.language_model.": "language_model.model.", "model.visual.": "visual."}
-    ours = {}
-    for name, weight in model.named_parameters():
-        before = next((one for one in moved if name.startswith(one)), "")
-        ours[moved.get(before, "") + name.removeprefix(before)] = weight
+    ours = dict(model.named_parameters())
     parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     worst = 0.0
     for name, weight in theirs.items():
@@ -90,21 +83,6 @@ def logs_of(trainer) -> list[dict]:
     return [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
 
 
-def prompt_of(trainer, text: str) -> list[int]:
-    return trainer.player.actor.encode([{"role": "user", "content": text}])[0]
-
-
-def log_probs_of(trainer, prompt, completion, change=lambda logits: logits) -> torch.Tensor:
-    """Of a completion's tokens, by the trainer's model."""
-    with torch.no_grad():
-        logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
-    return change(logits).log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-
-
-def difference(ours: torch.Tensor, theirs: list[float]) -> float:
-    return (ours - torch.tensor(theirs)).abs().max().item()
-
-
 def something_wins(graph):
     """Whatever the rewards, something must be better than something else."""
     return np.linspace(-1, 1, graph.num_steps)
@@ -120,7 +98,7 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
     model, others = tiny_model_path(), {}
     if mode == "lora" or "adapter" in mode:
         modules = ["q_proj", "v_proj", "down_proj"]
-        others["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=modules, use_dora="DoRA" in mode)
+        others["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=modules)
     if mode == "lora":
         defaults["stop_sequences"] = ["</action>"]
     if mode == "adapter":
@@ -129,11 +107,6 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
         model, others["advantage_fn"] = smollm2_in_cache(), something_wins
         defaults |= {"per_device_train_batch_size": 4, "num_generations": 4, "steps_per_generation": 1, "max_turns": 4}
         defaults |= {"max_steps": 3, "learning_rate": 1e-4, "max_completion_length": 32}
-    if "bfloat16" in mode:
-        model = Path(folder) / f"model-{rank}"
-        AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.bfloat16).save_pretrained(model)
-        AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(model)
-        defaults["model_init_kwargs"] = {"dtype": "bfloat16"}
     hidden = ("help", "look", "inventory", "examine")
     environment = partial(AlfworldEnvironment, manifest, hidden_actions=hidden, intro=False)
     if mode == "agents":
@@ -144,43 +117,6 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
         others["eval_dataset"] = Dataset.from_list(manifest.rows()[:4])
     args = make_config(f"{folder}/out", **{**defaults, **options})
     return G2POTrainer(str(model), args, Dataset.from_list(manifest.rows()), **others)
-
-
-def save_drawn_model(folder: str) -> str:
-    """A folder with a tiny Qwen2.5-VL, of its own classes: vLLM loads its processor from there."""
-    model, processor = vision_models.build("Qwen2.5-VL", head_dim=32)
-    for part in (model, vision_models.with_videos(processor)):
-        part.save_pretrained(f"{folder}/model")
-    return f"{folder}/model"
-
-
-def off_from_the_model(trainer, steps, never) -> list[float]:
-    """How far the log-probabilities of steps are from those of the model's own forward pass without tokens."""
-    trainer.model.eval()
-    with torch.no_grad():
-        return [difference(vision_models.by_hand(trainer, step, never), step.logprobs) for step in steps]
-
-
-def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """Train on drawings, then play once more."""
-    options = {"engine": "vllm", "vllm_mode": "colocate", "max_prompt_length": 500, "temperature": 1.0}
-    options |= {"max_turns": 3, "history": "conversation", "max_completion_length": 4, "advantage_fn": something_wins}
-    if "beside" in mode:
-        options["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-        options["engine_kwargs"] = {"merge_adapter": False}
-    game = vision_models.DrawnLetterEnvironment
-    trainer = make_letter_trainer(save_drawn_model(folder), f"{folder}/out", game, **options)
-    differences = []
-    watch_rollouts(trainer, lambda: differences.append(largest_difference(trainer)))
-    trainer.train()
-    logs = logs_of(trainer)
-    trajectories, _ = trainer.play([{"seed": seed} for seed in (1, 1, 2, 2)])
-    steps = [step for one in trajectories for step in one.steps]
-    result = {"logs": logs, "weight_differences": differences, "shown": [len(step.shown_images) for step in steps]}
-    result["off"] = off_from_the_model(trainer, steps, trainer.player.actor.engine.images.token_ids)
-    result["serves_adapter"] = serves_adapter(trainer)
-    trainer.close()
-    return result
 
 
 def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
@@ -218,79 +154,16 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     return result
 
 
-def change_weights(model, noise: float, seed: int) -> None:
-    """Those that are trained, by `noise` of the spread of each; an adapter's by `noise`."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.requires_grad:
-                spread = 1.0 if "lora" in name else weight.std()
-                weight += noise * spread * torch.randn(weight.shape, generator=generator)
-
-
 class ChangeWeights(TrainerCallback):
     """Whatever the advantages are: each optimizer step leaves another policy, the same one in all runs."""
 
+    @torch.no_grad()
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        change_weights(model, 0.05, seed=state.global_step)
-
-
-def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """What can be asked of each completion: a seed, filters, where it ends, what it must look like."""
-    trainer = make_trainer(folder, "full", rank, ranks, max_turns=1)
-    engine, tokenizer = trainer.player.actor.engine, trainer.processing_class
-    texts = [f"Task: put some mug on {place}\nSeen: You see a desk 1 and a mug 1." for place in ("desk", "shelf")]
-    prompts = [prompt_of(trainer, text) for text in texts]
-    plain = Sampling(max_completion_length=24)
-
-    def ask(order, seeds, sampling=plain, **options) -> list[list[int]]:
-        engine.options = options
-        asked[:] = engine.generate([prompts[place] for place in order], sampling, seeds)
-        return [completion.ids for completion in asked]
-
-    def texts_of(*request, **options) -> list[str]:
-        return [tokenizer.decode(ids, skip_special_tokens=True) for ids in ask(*request, **options)]
-
-    def filtered(logits):
-        probs = (logits / 0.7).softmax(-1)
-        return (logits / 0.7).masked_fill(probs < 0.05 * probs.amax(-1, keepdim=True), float("-inf"))
-
-    large, asked, result = 2**62 + 12345, [], {}
-    with engine.rollout():
-        hot = replace(plain, temperature=2.0)  # or all completions are the same
-        result["seeded"] = ask([0, 0, 0, 1], [large, large, large + 1, 7], hot)
-        result["seeded elsewhere"] = ask([1, 1, 0], [7, 9, large], hot)
-        ask([0, 1, 0, 1], [1, 2, 3, 4], replace(plain, temperature=0.7, min_p=0.05))
-        result["differences"] = [
-            difference(log_probs_of(trainer, prompts[place], one.ids, filtered), one.logprobs)
-            for place, one in zip([0, 1, 0, 1], asked, strict=True)
-        ]
-        until = replace(plain, stop_sequences=("</think><act",))  # ends inside a token or between two
-        result["stopped"] = texts_of([0, 1], [1, 2], until)
-        regex = "<think></think><action>(look|go to desk 1)</action>"
-        result["shaped"] = texts_of([0, 1, 0, 1], [1, 2, 3, 4], structured_outputs={"regex": regex})
-        likeliest = ask([0, 1], [1, 2], replace(plain, top_k=1))
-        result["likeliest"] = likeliest == ask([0, 1], [1, 2], replace(plain, temperature=0.0))
-    trainer.close()
-    return result
-
-
-def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """Two rollouts of a bfloat16 model by a moved adapter each; the log-probabilities beside the trainer's."""
-    trainer = make_trainer(folder, mode, rank, ranks, max_turns=1)
-    engine, result = trainer.player.actor.engine, {"differences": [], "moved": []}
-    prompt = prompt_of(trainer, "Task: put some mug on desk")
-    for number in range(2):
-        change_weights(trainer.model, 0.05, number)
-        with engine.rollout():
-            (completion,) = engine.generate([prompt], Sampling(max_completion_length=16), [number])
-        ours = log_probs_of(trainer, prompt, completion.ids)
-        result["differences"].append(difference(ours, completion.logprobs))
-        with trainer.model.disable_adapter():
-            result["moved"].append(difference(ours, log_probs_of(trainer, prompt, completion.ids).tolist()))
-    result["serves_adapter"] = serves_adapter(trainer)
-    trainer.close()
-    return result
+        generator = torch.Generator().manual_seed(state.global_step)
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:
+                spread = 1.0 if "lora" in name else weight.std()
+                weight += 0.05 * spread * torch.randn(weight.shape, generator=generator)
 
 
 def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
@@ -350,6 +223,5 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 if __name__ == "__main__":
     folder, mode = sys.argv[1:]
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    by_name = {of.__name__: of for of in (images, requests, evaluate, serve)}
-    result = by_name.get(mode.split()[0], train)(folder, mode, rank, ranks)
+    result = (evaluate if mode.startswith("evaluate") else train)(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))

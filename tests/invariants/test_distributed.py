@@ -6,7 +6,6 @@ import json
 import programs
 import pytest
 import torch
-import vision_models
 from sharding import needs_deepspeed
 from transformers import AutoModelForCausalLM
 
@@ -103,19 +102,6 @@ def compare_critics(two, one):
     assert torch.equal(first, second)
     assert alone[-1].abs() > 1e-3, "the head's bias has moved"
     torch.testing.assert_close(first, alone, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_train_on_images_as_one(tmp_path):
-    """A rank plays the tasks of drawings, the other also those without any."""
-    model, processor = vision_models.build("Gemma 3")
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
-    (one,), _, _ = train(tmp_path / "one", tmp_path / "model", "images", "dapo", 1)
-    (first, second), _, _ = train(tmp_path / "two", tmp_path / "model", "images", "dapo", 2)
-    assert torch.equal(first, second)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert (first - one).norm() / (one - before).norm() < 1e-4
 
 
 def weights_of(folder):
