@@ -12,18 +12,12 @@ import peft
 import pytest
 import torch
 from letter_trainer import make_letter_trainer
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen2ForCausalLM
 
 from g2po_trl import G2POError
 from g2po_trl.engines import adapter_weights
 from g2po_trl.evaluation.chat_models import load_model
+from g2po_trl.utils.forward_pass import evaluation_mode
 
 LAYERS = {"target_modules": ["q_proj", "v_proj", "down_proj"]}
 KINDS = {
@@ -59,10 +53,6 @@ class Cell:
     tied: bool = True
     module: str | None = None
     dtype: str = "float32"
-
-    def __str__(self) -> str:
-        ties = "tied" if self.tied else "untied"
-        return f"{self.kind}, {self.start}, {self.name}, {ties}, {self.module or 'no module'}, {self.dtype}"
 
 
 # Cells that were wrong, or are refused, each in its own way.
@@ -112,7 +102,7 @@ def load_options(dtype: str) -> dict:
 
 
 def trainable_on_cpus(model: torch.nn.Module) -> torch.nn.Module:
-    """Keep bitsandbytes from repacking weights at the first inference, as on some CPUs: it cannot train then."""
+    """Keep bitsandbytes from repacking weights at the first inference: it cannot train then."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -149,10 +139,8 @@ def move(model: torch.nn.Module, size: float = 0.02) -> None:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    was_training = model.training
-    found = model.eval()(torch.arange(5, 45)[None]).logits.float()
-    model.train(was_training)
-    return found
+    with evaluation_mode(model):
+        return model(torch.arange(5, 45)[None]).logits.float()
 
 
 def off(one: torch.nn.Module, other: torch.nn.Module) -> float:
@@ -198,7 +186,7 @@ def check_engine(cell: Cell, model: peft.PeftModel) -> None:
         adapter_weights.check_mergeable(model)
     if apart:
         return
-    theirs = Qwen2ForCausalLM(Qwen2Config(**model.config.to_dict())).to(getattr(torch, cell.dtype))
+    theirs = Qwen2ForCausalLM(model.config).to(getattr(torch, cell.dtype))
     sent = {name: value.clone() for name, value in adapter_weights.merged_parameters(model)}
     assert sent.keys() == dict(theirs.named_parameters()).keys()
     theirs.load_state_dict(sent, strict=False)

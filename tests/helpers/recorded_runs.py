@@ -69,7 +69,7 @@ class CachedLetters(ScriptedStream):
 
     @classmethod
     def of_trainer(cls, parts):
-        return cls(parts.tokenizer, None)
+        return cls(parts.tokenizer)
 
     def complete(self, key, prompt, sampling, seed):
         chosen = random.Random(f"{key} {prompt} {seed}")
@@ -79,31 +79,18 @@ class CachedLetters(ScriptedStream):
         return Completion(ids, logprobs, complete=sum(ids) % 4 > 0, cached_tokens=cached)
 
 
-class Norms(TrainerCallback):
-    """The gradient's norm at each optimizer step."""
-
-    def __init__(self):
-        self.all = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        gradient = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
-        self.all.append(gradient.norm().item())
-
-
-class Recorded:
-    """What a run's losses saw. By the iteration's number, from 1:
-
-    `losses`: of each micro-batch its rows, loss and training step;
-    `passes`: its forward passes; `weights`: by training step, those it began with;
-    `parts`: trajectories of each `Player.play` that played.
+class Recorded(TrainerCallback):
+    """What a run's losses saw. By the iteration's number, from 1: `losses`, of each micro-batch its rows and training
+    step; `passes`, its forward passes; `parts`, trajectories of each `Player.play` that played. `weights`: those that
+    each training step began with. `norms`: of the gradient at each optimizer step.
     """
 
     def __init__(self, trainer):
         self.trainer, self.args = trainer, trainer.args
         self.losses, self.passes, self.parts = defaultdict(list), defaultdict(list), defaultdict(list)
-        self.weights, self.norms, self.plays = [], Norms(), False
+        self.weights, self.norms, self.plays = [], [], False
         self._batch = self._model = None
-        trainer.add_callback(self.norms)
+        trainer.add_callback(self)
         self._wrap(trainer, "training_step", self._training_step)
         self._wrap(trainer, "compute_loss", self._compute_loss)
         self._wrap(trainer, "_roll_out", self._roll_out)
@@ -114,6 +101,10 @@ class Recorded:
     @property
     def number(self):
         return self.trainer.iteration.number
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        gradient = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+        self.norms.append(gradient.norm().item())
 
     def _wrap(self, owner, name, wrapper):
         inner = getattr(owner, name)
@@ -126,9 +117,10 @@ class Recorded:
 
     def _roll_out(self, inner, rows):
         self.plays = True
-        slices = inner(rows)
-        self.plays = False
-        return slices
+        try:
+            return inner(rows)
+        finally:
+            self.plays = False
 
     def _play(self, inner, *arguments, **options):
         trajectories, stats = inner(*arguments, **options)
@@ -139,7 +131,7 @@ class Recorded:
     def _compute_loss(self, inner, model, inputs, *arguments, **options):
         self._batch = inputs
         loss = inner(model, inputs, *arguments, **options)
-        self.losses[self.number].append({"rows": rows_of(inputs), "loss": loss.item(), "step": len(self.weights) - 1})
+        self.losses[self.number].append({"rows": rows_of(inputs), "step": len(self.weights) - 1})
         self._batch = None
         return loss
 

@@ -2,7 +2,7 @@
 
 import random
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
@@ -10,20 +10,17 @@ from g2po_trl.prompts.template import parse_plain
 from g2po_trl.rollout.actor import PromptActor
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
-WITH_ACTIONS = PromptTemplate(
-    "{task}|{observation}|{actions}", "{task}|{history}|{observation}|{actions}", parse_completion=parse_plain
-)
+WITH_ACTIONS = replace(TEMPLATE, first=f"{TEMPLATE.first}|{{actions}}", later=f"{TEMPLATE.later}|{{actions}}")
 
 
 class ScriptedEngine(Engine):
     """`answer(prompts) -> completions`. With `cuts`, they end where their sampling says."""
 
     returns_logprobs = True
-    cuts = False
 
-    def __init__(self, tokenizer, answer):
+    def __init__(self, tokenizer, answer=None, cuts=False):
         super().__init__(tokenizer, [tokenizer.eos_token_id])
-        self.answer = answer
+        self.answer, self.cuts = answer, cuts
 
     def generate(self, prompts, sampling, seeds=None):
         made = self.answer(prompts)
@@ -36,8 +33,8 @@ class ScriptedStream(ScriptedEngine):
     streams = takes_seeds = True
     idle = 0.3  # of the polls
 
-    def __init__(self, tokenizer, answer, order=0):
-        super().__init__(tokenizer, answer)
+    def __init__(self, tokenizer, answer=None, cuts=False, order=0):
+        super().__init__(tokenizer, answer, cuts)
         self.asked, self.seeds, self.random = {}, {}, random.Random(order)
 
     def submit(self, key, prompt, sampling, seed=None):
@@ -63,9 +60,6 @@ class SeededEngine(ScriptedStream):
 
     idle = 0.0
 
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer, None)
-
     def complete(self, key, prompt, sampling, seed):
         words = random.Random(f"{prompt} {sampling.temperature} {seed}").choice(WORDS)
         ids = self.tokenizer(f"{words}<|im_end|>")["input_ids"]
@@ -84,22 +78,20 @@ def play_scripted(kind, encode, tasks, environment, write, max_turns=4, **option
         texts = [write(encode.tokenizer.decode(prompt)) for prompt in prompts]
         return [Completion(encode.tokenizer(text)["input_ids"]) for text in texts]
 
-    engine = kind(encode.tokenizer, generate)
-    engine.cuts = True
+    engine = kind(encode.tokenizer, generate, cuts=True)
     with EnvironmentPool(environment, PoolLimits(1)) as pool:
         actor = PromptActor(engine, encode, **{"template": WITH_ACTIONS, **options})
         trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
     return trajectories, stats, calls
 
 
-@dataclass
 class ScriptedActor:
-    """`act(live episodes) -> steps`."""
+    """`act(live episodes) -> steps`. It is its own session."""
 
-    act: callable
-    asked: list = field(default_factory=list)
-    is_collective = False
-    streams = False
+    is_collective = streams = False
+
+    def __init__(self, act):
+        self.act, self.asked = act, []
 
     def rollout(self):
         return nullcontext()

@@ -1,7 +1,6 @@
 """Tiny vision-language models with random weights, their processors, and a letter game that is drawn.
 
-Processors are those of transformers with image processors of Pillow alone: torchvision, which Qwen's video processors
-need, is not installed. A Qwen processor here has no part for videos.
+Image processors are of Pillow alone: torchvision, which Qwen's video processors need, is not installed.
 """
 
 import numpy as np
@@ -17,7 +16,6 @@ from g2po_trl import Observation, StepResult
 _QWEN_VISION = {"depth": 1, "patch_size": 4, "spatial_patch_size": 4}
 _SIGLIP = {"image_size": 28, "patch_size": 7}
 _QWEN_PIXELS = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 1024}
-_TURNS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
 {% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
@@ -26,17 +24,13 @@ _TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 
 
 def make_tokenizer(*special, **named):
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    alphabet = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([*_TURNS, *special])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        padding_side="left",
-        extra_special_tokens=named or None,
-    )
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>", *special])
+    ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends, extra_special_tokens=named or None)
 
 
 class QwenProcessorKwargs(ProcessingKwargs, total=False):

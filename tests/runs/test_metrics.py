@@ -67,9 +67,9 @@ def expected(run, number):
     once = [one for one in run.passes[number] if one["step"] < first_steps]
     found |= by_hand.update_metrics(rollout, args.beta, once)
     found |= of_losses(run, rollout, number)
-    found["update/optimizer_steps"] = len(run.norms.all) / len(rollouts)
+    found["update/optimizer_steps"] = len(run.norms) / len(rollouts)
     step = logged["step"]
-    found["grad_norm"] = run.norms.all[step - 1]
+    found["grad_norm"] = run.norms[step - 1]
     found["learning_rate"] = args.learning_rate * (1 - (step - 1) / args.max_steps)
     return found
 
