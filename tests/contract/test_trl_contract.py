@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.distributed import DistributedBackend
@@ -24,6 +25,7 @@ from g2po_trl.config_validation import inherited
 from g2po_trl.update.batch import MICRO_BATCH_TOKEN_MEAN_LOSSES, ROW_MEAN_LOSSES, TOKEN_MEAN_LOSSES
 from g2po_trl.update.policy.importance import MODES
 from g2po_trl.utils import trl_compat
+from g2po_trl.utils.forward_pass import keep_outputs_exact
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
@@ -256,3 +258,12 @@ def test_trl_calls_its_vllm_by_global_names(monkeypatch):
     with trl_compat.vllm_engine_options(enable_lora=True):
         assert vllm_generation.LLM(model="m") == {"enable_lora": True, "model": "m"}
     assert vllm_generation.LLM is dict
+
+
+def test_fsdp2_rounds_neither_log_probs_nor_sums_of_gradients():
+    """Accelerate's own policy would; a user's keeps its other fields."""
+    exact, half = torch.float32, torch.bfloat16
+    for reduced, expected in ((half, exact), (exact, exact), (torch.float16, torch.float16)):
+        plugin = SimpleNamespace(mixed_precision_policy=MixedPrecisionPolicy(half, reduced, half))
+        keep_outputs_exact(SimpleNamespace(is_fsdp2=True, state=SimpleNamespace(fsdp_plugin=plugin)))
+        assert plugin.mixed_precision_policy == MixedPrecisionPolicy(half, expected, None)

@@ -56,17 +56,6 @@ def check_hit_fractions(results):
         assert logged == pytest.approx([cached / prompt_tokens] * len(results))
 
 
-def test_agents_are_answered_while_others_stream(tmp_path):
-    """Conversations of an agent: engine and trainer agree, and most of each prompt is in the prefix cache."""
-    (result,) = run(tmp_path, "agents")
-    check_engine_and_trainer_agree(result)
-    check_hit_fractions([result])
-    for entry in result["logs"]:
-        assert entry["rollout/continued_prompt_fraction"] == 1.0
-        assert entry["rollout/prefix_cache_hit_fraction"] > 0.3
-        assert entry["episode/error_rate"] == 0
-
-
 @pytest.mark.pretrained
 @pytest.mark.skipif(smollm2_in_cache() is None, reason="SmolLM2 is not in the cache: `make test-pretrained`")
 def test_a_pretrained_model(tmp_path):

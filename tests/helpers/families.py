@@ -108,8 +108,6 @@ FAMILIES = {
 }
 
 
-# -- samples, and what the model says of each alone -------------------------------------------------------------------
-
 _LENGTHS = [  # tokens, of which the first are the same as others', and of which the last are scored
     (6, 4, 2),  # below the window,
     (15, 4, 5),

@@ -12,8 +12,6 @@ from statistics import mean
 
 import torch
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
 
 def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
@@ -38,9 +36,6 @@ def counts(trajectory: dict) -> bool:
 
 def key_of(step: dict) -> str:
     return step["observation"] if step["state_key"] is None else step["state_key"]
-
-
-# -- episodes ---------------------------------------------------------------------------------------------------------
 
 
 def is_admissible(step: dict) -> bool | None:
@@ -124,9 +119,6 @@ def call_metrics(trajectories: list[dict], tools: set[str]) -> dict[str, float]:
     }
 
 
-# -- graph ---------------------------------------------------------------------------------------------
-
-
 def returns_of(group: list[dict], gamma: float) -> list[list[float]]:
     """gamma^(T-j+1) R of each step."""
     return [[gamma ** (len(t["steps"]) - place) * t["reward"] for place in range(len(t["steps"]))] for t in group]
@@ -150,9 +142,6 @@ def graph_metrics(rollout: Rollout, gamma: float) -> dict[str, float]:
     }
 
 
-# -- what a rollout cost ----------------------------------------------------------------------------------------------
-
-
 def cost_metrics(rollout: Rollout) -> dict[str, float]:
     steps = [step for t in rollout.all for step in t["steps"]]
     prompts, completions = (sum(len(step[name]) for step in steps) for name in ("prompt_ids", "completion_ids"))
@@ -173,9 +162,6 @@ def active_fraction(parts: list[list[dict]]) -> float:
     played = [[t for t in part if not (t["error"] or "").startswith("excluded: ")] for part in parts]
     lengths = [[len(t["steps"]) for t in part] for part in played]
     return sum(map(sum, lengths)) / sum(max(part) * len(part) for part in lengths if part)
-
-
-# -- the update -------------------------------------------------------------------------------------------------------
 
 
 def update_metrics(rollout: Rollout, beta: float, passes: list[dict]) -> dict[str, float]:

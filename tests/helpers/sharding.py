@@ -16,7 +16,7 @@ ZERO = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": Fa
 ZERO |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 
 
-def prepare(sharding: str, bf16: bool = False) -> dict:
+def prepare(sharding: str) -> dict:
     """Before the configuration is made. Returns options for it."""
     if sharding == "fsdp2":
         os.environ |= {
@@ -34,7 +34,7 @@ def prepare(sharding: str, bf16: bool = False) -> dict:
         os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"}
         deepspeed.init_distributed("gloo")
         stage = {"stage": int(sharding[-1]), "stage3_gather_16bit_weights_on_model_save": True}
-        return {"deepspeed": {**ZERO, "zero_optimization": stage, "bf16": {"enabled": bf16}}}
+        return {"deepspeed": {**ZERO, "zero_optimization": stage}}
     return {}
 
 

@@ -19,7 +19,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
-from alfworld_agent import play_alfworld
 from datasets import Dataset
 from letter_trainer import make_config
 from peft import LoraConfig
@@ -109,12 +108,8 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
         defaults |= {"max_steps": 3, "learning_rate": 1e-4, "max_completion_length": 32}
     hidden = ("help", "look", "inventory", "examine")
     environment = partial(AlfworldEnvironment, manifest, hidden_actions=hidden, intro=False)
-    if mode == "agents":
-        defaults |= {"max_turns": 4, "max_prompt_length": 1000, "save_trajectories": True}
-        others = {"agent": partial(play_alfworld, environment), "advantage_fn": something_wins}
-    else:
-        others |= {"environment_factory": environment, "prompt_template": ALFWORLD_COMPACT_PROMPT}
-        others["eval_dataset"] = Dataset.from_list(manifest.rows()[:4])
+    others |= {"environment_factory": environment, "prompt_template": ALFWORLD_COMPACT_PROMPT}
+    others["eval_dataset"] = Dataset.from_list(manifest.rows()[:4])
     args = make_config(f"{folder}/out", **{**defaults, **options})
     return G2POTrainer(str(model), args, Dataset.from_list(manifest.rows()), **others)
 
