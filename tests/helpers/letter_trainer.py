@@ -27,8 +27,9 @@ OPTIONS = {
     "disable_tqdm": False,
     "seed": 0,
 }
-
-ARGUMENTS = ("eval_dataset", "peft_config", "quantization_config", "processing_class", "optimizers", "callbacks")
+ARGUMENTS = {name: name for name in ("eval_dataset", "peft_config", "quantization_config", "processing_class")}
+ARGUMENTS |= {"optimizers": "optimizers", "callbacks": "callbacks", "advantage_fn": "advantage_fn"}
+ARGUMENTS |= {"key_function": "state_key"}  # which is a field of the configuration, too
 
 
 def make_config(output_dir, config_class=G2POConfig, **options):
@@ -39,28 +40,16 @@ def make_letter_trainer(
     model,
     output_dir,
     environment=LetterEnvironment,
-    advantage_fn=None,
-    key_function=None,
     dataset=TASKS,
     trainer_class=G2POTrainer,
     config_class=G2POConfig,
     **options,
 ):
-    """`model`: a folder or an object; `key_function`: the trainer's `state_key`.
-
-    `options` are the other arguments of `G2POTrainer`, and fields of `G2POConfig`.
-    """
-    others = {name: options.pop(name) for name in ARGUMENTS if name in options}
-    return trainer_class(
-        str(model) if isinstance(model, (str, Path)) else model,
-        make_config(output_dir, config_class, **options),
-        dataset,
-        environment_factory=environment,
-        prompt_template=LETTER_PROMPT,
-        advantage_fn=advantage_fn,
-        state_key=key_function,
-        **others,
-    )
+    """`model`: a folder or an object. `options`: `ARGUMENTS` of `G2POTrainer`, and fields of `G2POConfig`."""
+    others = {ARGUMENTS[name]: options.pop(name) for name in ARGUMENTS.keys() & options.keys()}
+    others |= {"environment_factory": environment, "prompt_template": LETTER_PROMPT}
+    model = str(model) if isinstance(model, Path) else model
+    return trainer_class(model, make_config(output_dir, config_class, **options), dataset, **others)
 
 
 def logged(trainer, name):

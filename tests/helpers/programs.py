@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import math
 import multiprocessing
 import os
 import runpy
@@ -62,16 +63,9 @@ def start(*arguments, stdout, stderr=None, cwd=None, env=None) -> Program:
     return Program(arguments, stdout, stdout if stderr is None else stderr, cwd, env)
 
 
-def run(*arguments, cwd=None, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
+def run(*arguments, cwd=None, env=None, timeout: float | None = 300) -> subprocess.CompletedProcess:
     """What `subprocess.run([sys.executable, *arguments], capture_output=True, text=True, …)` does."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        program = start(*arguments, stdout=out, stderr=err, cwd=cwd, env=env)
-        try:
-            code = program.wait(timeout)
-        finally:
-            program.kill()
-        return subprocess.CompletedProcess(program.args, code, *(path.read_text() for path in (out, err)))
+    return _run([{}], arguments, cwd, env, timeout)
 
 
 def run_script(ranks: int, name: str, *arguments, timeout: float = 300) -> None:
@@ -82,34 +76,34 @@ def run_script(ranks: int, name: str, *arguments, timeout: float = 300) -> None:
 
 
 def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
-    """What `torch.distributed.run --nproc_per_node NUMBER` does: the first rank that fails ends them all.
-
-    A single one is started like any program, without a launcher's variables.
-    """
-    if number == 1:
-        return run(*arguments, env=env, timeout=timeout)
+    """What `torch.distributed.run --nproc_per_node NUMBER` does; a single rank has no launcher's variables."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    world = {**(os.environ if env is None else env), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    world |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
-    deadline, code = time.monotonic() + timeout, 0
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
+    ranks = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number)] if number > 1 else [{}]
+    return _run(ranks, arguments, None, env, timeout)
+
+
+def _run(ranks: list[dict], arguments, cwd, env, timeout: float | None) -> subprocess.CompletedProcess:
+    """One program for each of these variables; the first that fails ends them all."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
+    deadline, code, started = time.monotonic() + (math.inf if timeout is None else timeout), 0, []
     with tempfile.TemporaryDirectory() as folder:
-        files = [(Path(folder, f"out{rank}"), Path(folder, f"err{rank}")) for rank in range(number)]
-        ranks = [
-            start(*arguments, stdout=out, stderr=err, env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank, (out, err) in enumerate(files)
-        ]
+        files = [(Path(folder, f"out{rank}"), Path(folder, f"err{rank}")) for rank in range(len(ranks))]
         try:
-            while code == 0 and any(rank.poll() is None for rank in ranks):
+            for (out, err), rank in zip(files, ranks):
+                variables = {**env, **{name: str(value) for name, value in rank.items()}}
+                started.append(start(*arguments, stdout=out, stderr=err, cwd=cwd, env=variables))
+            while code == 0 and any(rank.poll() is None for rank in started):
                 if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(ranks[0].args, timeout)
+                    raise subprocess.TimeoutExpired(started[0].args, timeout)
                 time.sleep(0.01)
-                code = next((rank.poll() for rank in ranks if rank.poll()), 0)
+                code = next((rank.poll() for rank in started if rank.poll()), 0)
         finally:
-            for rank in ranks:
+            for rank in started:
                 rank.kill()
         output, errors = ("".join(pair[i].read_text() for pair in files) for i in (0, 1))
-        return subprocess.CompletedProcess(ranks[0].args, code, output, errors)
+        return subprocess.CompletedProcess(started[0].args, code, output, errors)
 
 
 def _main(arguments: list[str], stdout: str, stderr: str, cwd: str, environment: dict[str, str]) -> None:
