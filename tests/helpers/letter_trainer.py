@@ -37,19 +37,13 @@ def make_config(output_dir, config_class=G2POConfig, **options):
 
 
 def make_letter_trainer(
-    model,
-    output_dir,
-    environment=LetterEnvironment,
-    dataset=TASKS,
-    trainer_class=G2POTrainer,
-    config_class=G2POConfig,
-    **options,
+    model, output_dir, environment=LetterEnvironment, dataset=TASKS, trainer_class=G2POTrainer, **options
 ):
     """`model`: a folder or an object. `options`: `ARGUMENTS` of `G2POTrainer`, and fields of `G2POConfig`."""
     others = {ARGUMENTS[name]: options.pop(name) for name in ARGUMENTS.keys() & options.keys()}
     others |= {"environment_factory": environment, "prompt_template": LETTER_PROMPT}
     model = str(model) if isinstance(model, Path) else model
-    return trainer_class(model, make_config(output_dir, config_class, **options), dataset, **others)
+    return trainer_class(model, make_config(output_dir, **options), dataset, **others)
 
 
 def logged(trainer, name):

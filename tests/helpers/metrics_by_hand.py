@@ -51,20 +51,6 @@ def mean_of(values) -> float:
     return mean(values) if values else math.nan
 
 
-def error_by_task(finished: list[dict]) -> float:
-    """Over tasks, and at least that of a share of one success and one failure more; nan of fewer than five tasks."""
-    tasks = defaultdict(list)
-    for t in finished:
-        tasks[t["task_id"]].append(t["outcome"] == "success")
-    if len(tasks) < 5:
-        return math.nan
-    share = (sum(map(sum, tasks.values())) + 1) / (len(finished) + 2)
-    by_chance = math.sqrt(share * (1 - share) / (len(finished) + 2))
-    rate = sum(map(sum, tasks.values())) / len(finished)
-    squares = sum((sum(won) - rate * len(won)) ** 2 for won in tasks.values())
-    return max(by_chance, math.sqrt(len(tasks) / (len(tasks) - 1) * squares) / len(finished))
-
-
 def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     """Of a rollout or an evaluation, without prefix; nan where there is nothing to average."""
     finished = [t for t in trajectories if counts(t)]
@@ -72,7 +58,6 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     won = [t for t in finished if t["outcome"] == "success"]
     found = {
         "success_rate": mean_of(t["outcome"] == "success" for t in finished),
-        "success_rate_error": error_by_task(finished),
         "reward": mean_of(sum(s["reward"] for s in t["steps"]) for t in finished),
         "turns": mean_of(len(t["steps"]) for t in finished),
         "turns_to_success": mean_of(len(t["steps"]) for t in won),
@@ -155,13 +140,6 @@ def cost_metrics(rollout: Rollout) -> dict[str, float]:
         "rollout/truncated_prompts": sum(step["prompt_truncated"] for step in steps),
         "rollout/truncated_completions": sum(step["completion_truncated"] for step in steps),
     }
-
-
-def active_fraction(parts: list[list[dict]]) -> float:
-    """Of rollouts in parts, each a list of trajectories that were played together."""
-    played = [[t for t in part if not (t["error"] or "").startswith("excluded: ")] for part in parts]
-    lengths = [[len(t["steps"]) for t in part] for part in played]
-    return sum(map(sum, lengths)) / sum(max(part) * len(part) for part in lengths if part)
 
 
 def update_metrics(rollout: Rollout, beta: float, passes: list[dict]) -> dict[str, float]:

@@ -81,20 +81,18 @@ class CachedLetters(ScriptedStream):
 
 class Recorded(TrainerCallback):
     """What a run's losses saw. By the iteration's number, from 1: `losses`, of each micro-batch its rows and training
-    step; `passes`, its forward passes; `parts`, trajectories of each `Player.play` that played. `weights`: those that
-    each training step began with. `norms`: of the gradient at each optimizer step.
+    step; `passes`, its forward passes. `weights`: those that each training step began with. `norms`: of the gradient
+    at each optimizer step.
     """
 
     def __init__(self, trainer):
         self.trainer, self.args = trainer, trainer.args
-        self.losses, self.passes, self.parts = defaultdict(list), defaultdict(list), defaultdict(list)
-        self.weights, self.norms, self.plays = [], [], False
+        self.losses, self.passes = defaultdict(list), defaultdict(list)
+        self.weights, self.norms = [], []
         self._batch = self._model = None
         trainer.add_callback(self)
         self._wrap(trainer, "training_step", self._training_step)
         self._wrap(trainer, "compute_loss", self._compute_loss)
-        self._wrap(trainer, "_roll_out", self._roll_out)
-        self._wrap(trainer.player, "play", self._play)
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self._forward, with_kwargs=True)
 
@@ -114,19 +112,6 @@ class Recorded(TrainerCallback):
         state = self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict()
         self.weights.append({name: value.detach().clone() for name, value in state.items()})
         return inner(*arguments, **options)
-
-    def _roll_out(self, inner, rows):
-        self.plays = True
-        try:
-            return inner(rows)
-        finally:
-            self.plays = False
-
-    def _play(self, inner, *arguments, **options):
-        trajectories, stats = inner(*arguments, **options)
-        if self.plays:
-            self.parts[self.number].append([t.to_dict() for t in trajectories])
-        return trajectories, stats
 
     def _compute_loss(self, inner, model, inputs, *arguments, **options):
         self._batch = inputs

@@ -48,7 +48,6 @@ RESULT = {"role": "tool", "name": "search", "content": f"{SCRIPT} {BAD_TEXT}"}
 
 
 def called(name, given, content=""):
-    """An answer that calls a tool."""
     return {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": name, "arguments": given}}]}
 
 
@@ -99,7 +98,6 @@ def write_evaluation(folder, *seeds):
 
 
 def data_in(page):
-    """The texts of JSON in a page, by name."""
     blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
     return {name: gzip.decompress(base64.b64decode(block)).decode() for name, block in blocks}
 
@@ -124,13 +122,11 @@ def until(browser, condition, seconds=10):
 
 
 def opened(browser, address):
-    """Open the page and wait until it is drawn."""
     browser.get(address)
     until(browser, lambda b: b.execute_script("return document.body.dataset.ready") == "yes", 30)
 
 
 def view(browser, *folders, output=None):
-    """Open the page that `g2po view` writes of folders."""
     page = output or folders[0] / "view.html"
     main([*map(str, folders), "--no-open", "--output", str(page)])
     opened(browser, page.as_uri())
@@ -138,7 +134,6 @@ def view(browser, *folders, output=None):
 
 @contextmanager
 def served(*sources):
-    """Serve the page on loopback; its address."""
     server = Server(Sources(*sources))
     server.start()
     try:
@@ -148,7 +143,6 @@ def served(*sources):
 
 
 def press(browser, *keys):
-    """Keys to where the focus is."""
     from selenium.webdriver import ActionChains
 
     ActionChains(browser).send_keys(*keys).perform()

@@ -18,7 +18,8 @@ from g2po_trl.runs import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 RECOMPUTED = ("slices", "dynamic", "several")  # the other runs show what is logged and documented
-OTHERWISE_TESTED = ("time/", "advantage/")
+OTHERWISE_TESTED = ("time/", "advantage/", "rollout/active_fraction")
+OTHERWISE_TESTED += ("episode/success_rate_error", "eval_success_rate_error")
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}
 OF_TOOLS = {f"{of}{name}_call_ratio" for of in ("episode/", "eval_") for name in ("tool", "readable", "known")}
@@ -62,7 +63,6 @@ def expected(run, number):
     found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(rollout.all).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
-    found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
     first_steps = run.passes[number][0]["step"] + args.steps_per_generation
     once = [one for one in run.passes[number] if one["step"] < first_steps]
     found |= by_hand.update_metrics(rollout, args.beta, once)
