@@ -13,7 +13,7 @@ from returning import check_played_again
 from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
 from g2po_trl.environments.tasks import check_task_columns
 
-LETTERS, DICE, WALK = (f"games_of_gymnasium:{name}-v0" for name in ("Letters", "Dice", "Walk"))
+LETTERS, DICE = (f"games_of_gymnasium:{name}-v0" for name in ("Letters", "Dice"))
 LAKE = {
     "env_id": "FrozenLake-v1",
     "make_options": {"render_mode": "ansi", "is_slippery": False},
@@ -72,11 +72,11 @@ def test_masked_actions_are_not_listed():
 
 
 def test_spaces_of_another_kind_by_a_class_of_ones_own():
-    walk = TextWalk(WALK)
+    walk = TextWalk()
     assert walk.reset().text == "You are at 0."
     assert walk.step("2.5").observation.state_key == "2.5"
     assert "could not convert" in walk.step("north").observation.text
-    with EnvironmentPool(partial(TextWalk, WALK), PoolLimits(1)) as pool:
+    with EnvironmentPool(TextWalk, PoolLimits(1)) as pool:
         assert pool.reset([{}])[0].task == "Walk."
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_played_is_refused():
     for field, options in (
         ("env_id", {"env_id": "Letters-v7"}),
         ("observation_space", {"env_id": "FrozenLake-v1"}),
-        ("observation_space", {"env_id": WALK}),
+        ("observation_space", {"env_id": "games_of_gymnasium:Walk-v0"}),
         ("action_names", {**LAKE, "action_names": ["left"]}),
         ("action_names", {"env_id": LETTERS, "action_names": ["left"]}),
     ):

@@ -23,6 +23,10 @@ class Corridor(TextEnvironment):
         return "go right"
 
 
+def go(corridor, rng):
+    return rng.choice(["go left", "go right"])
+
+
 def open_safe(safe):
     """Listens, then turns twice in one message."""
     if not safe.turned:
@@ -36,8 +40,14 @@ def add(messages, tools):
     if last["role"] == "tool":
         return last["content"]
     a, b = last["content"].split("+")
-    called = {"name": tools[0]["function"]["name"], "arguments": {"a": int(a), "b": int(b)}}
-    return {"content": "I add.", "tool_calls": [called]}
+    return {
+        "content": "I add.",
+        "tool_calls": [{"name": tools[0]["function"]["name"], "arguments": {"a": int(a), "b": int(b)}}],
+    }
+
+
+def always_left(corridor):
+    return "go left"
 
 
 def sometimes(corridor):
@@ -45,3 +55,11 @@ def sometimes(corridor):
     if corridor.length == 2:
         raise KeyError("lost")
     return None if corridor.place and corridor.length == 3 else "go right"
+
+
+def number(corridor):
+    return 7
+
+
+def two_texts(corridor):
+    return "go right", "!"

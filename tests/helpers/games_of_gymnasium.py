@@ -61,6 +61,9 @@ class Walk(gymnasium.Env):
 class TextWalk(GymnasiumEnvironment):
     """How a user adapts spaces of another kind."""
 
+    def __init__(self):
+        super().__init__("games_of_gymnasium:Walk-v0")
+
     def read_observation(self, observation, info):
         return Observation(f"You are at {observation:g}.", state_key=f"{observation:g}", task="Walk.")
 

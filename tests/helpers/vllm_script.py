@@ -22,7 +22,6 @@ import torch
 from datasets import Dataset
 from letter_trainer import make_config
 from peft import LoraConfig
-from transformers import TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
@@ -117,7 +116,7 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
 def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer = make_trainer(folder, mode, rank, ranks)
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
-    counts, differences, endings, cache = [], [], set(), []
+    counts, differences, endings = [], [], set()
     engine = trainer.player.actor.engine
     submit, read = engine.submit, engine._read
     assert trainer.player.streams and engine.streams
@@ -129,12 +128,9 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     def watched_read(prompt, sampling, output):
         completion = read(prompt, sampling, output)
         endings.add(trainer.processing_class.decode(completion.ids)[-20:])
-        cache[-1][0] += completion.cached_tokens
-        cache[-1][1] += len(output.prompt_token_ids)
         return completion
 
     def opened():
-        cache.append([0, 0])
         counts.append(0)
         differences.append(largest_difference(trainer))
 
@@ -142,75 +138,26 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     watch_rollouts(trainer, opened)
     trainer.train()
     after = dict(trainer.model.named_parameters())
-    result = {"logs": logs_of(trainer), "cache": cache, "weight_differences": differences, "live_counts": counts}
+    result = {"logs": logs_of(trainer), "weight_differences": differences, "live_counts": counts}
     result |= {"endings": sorted(endings), "serves_adapter": serves_adapter(trainer)}
     result["base_change"] = max([(after[n] - weight).abs().max().item() for n, weight in base.items()], default=0)
     trainer.close()
     return result
 
 
-class ChangeWeights(TrainerCallback):
-    """Whatever the advantages are: each optimizer step leaves another policy, the same one in all runs."""
-
-    @torch.no_grad()
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        generator = torch.Generator().manual_seed(state.global_step)
-        for name, weight in model.named_parameters():
-            if weight.requires_grad:
-                spread = 1.0 if "lora" in name else weight.std()
-                weight += 0.05 * spread * torch.randn(weight.shape, generator=generator)
-
-
 def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all completions."""
-    options = {"per_device_eval_batch_size": 2, "steps_per_generation": 1, "max_steps": 3, "max_turns": 4}
-    options |= {"save_strategy": "steps", "save_steps": 1, "num_generations_eval": 2, "stop_sequences": None}
-    options |= {"per_device_train_batch_size": 8, "logging_steps": 1}
+    """The completions of a panel, of the same in other batches, and of the same with another seed."""
+    options = {"steps_per_generation": 1, "max_turns": 4, "num_generations_eval": 2, "per_device_train_batch_size": 8}
     if mode == "evaluate in parallel":
         options |= {"vllm_tensor_parallel_size": ranks}
-    adapter = "lora" if mode in ("evaluate adapter", "evaluate resumed") else "full"
-    trainer = make_trainer(folder, adapter, rank, ranks, **options)
-    trainer.add_callback(ChangeWeights())
-    events, sync, engine = [], trainer.vllm_generation.sync_weights, trainer.player.actor.engine
-    ask = "submit" if engine.streams else "generate"
-    asked = getattr(engine, ask)
-
-    def counted_sync():
-        events.append("sync")
-        sync()
-
-    def watched(*arguments):
-        whole = trainer.vllm_generation.tensor_parallel_size == 1  # else each rank holds a part
-        events.append(largest_difference(trainer) if whole else 0)
-        return asked(*arguments)
-
-    trainer.vllm_generation.sync_weights = counted_sync
-    setattr(engine, ask, watched)
-
-    def seen() -> dict:
-        return {"syncs": events.count("sync"), "worst": max(event for event in events if event != "sync")}
-
-    def panel(eval_seed=0, batch=2) -> dict:
-        events.clear()
-        trainer.args.eval_seed, trainer.args.per_device_eval_batch_size = eval_seed, batch
+    trainer = make_trainer(folder, "full", rank, ranks, **options)
+    result = {"initial_seed": torch.initial_seed(), "panels": []}
+    for batch, seed in ((2, 0), (20, 0), (2, 1)):
+        trainer.args.per_device_eval_batch_size, trainer.args.eval_seed = batch, seed
         rows = [dict(row) for row in trainer.eval_dataset for _ in range(2)]
         played = zip(*trainer.panels.play_all(rows, trainer.args.eval_temperature))
-        completions = sorted((row["task_id"], [step.completion_ids for step in one.steps]) for one, row in played)
-        return {"completions": completions, "first": events[0], **seen()}
-
-    result = {"initial_seed": torch.initial_seed()}
-    if mode == "evaluate resumed":
-        trainer.args.max_steps = 4
-        trainer.train(resume_from_checkpoint=f"{folder}/out/checkpoint-3")
-        result["resumed"] = seen()
-        result["logs"] = [entry for entry in trainer.state.log_history if entry.get("step") == 4]
-    else:
-        result["before"], result["again"], result["other_batches"] = panel(), panel(), panel(batch=20)
-        result["other_seed"] = panel(eval_seed=1)
-        events.clear()
-        trainer.train()
-        result["training"] = seen()
-        result["after"] = panel()
+        completions = ((row["task_id"], [step.completion_ids for step in one.steps]) for one, row in played)
+        result["panels"].append(sorted(completions))
     trainer.close()
     return result
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 from conftest import CHAT_TEMPLATE, build_tokenizer
-from corridor import Corridor, add, open_safe, sometimes
+from corridor import Corridor, add, always_left, go, number, open_safe, sometimes, two_texts
 from refusals import refused
 from scripted_actors import ScriptedEngine
 from scripted_agents import tool_loop
@@ -124,10 +124,7 @@ def test_a_conversation_is_one_row_and_each_window_another():
 
 
 def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
-    def draw(corridor, rng):
-        return rng.choice(["go left", "go right"])
-
-    first, again = (in_corridors(draw, [2] * 12) for _ in range(2))
+    first, again = (in_corridors(go, [2] * 12) for _ in range(2))
     assert [t.to_dict() for t in first] == [t.to_dict() for t in again]
     assert {t.outcome for t in first} == {"success", "failure"}
     assert {step.state_key for t in first for step in t.steps} <= {"key 0", "key 1"}
@@ -143,7 +140,7 @@ def test_recorded_episodes_are_played_again():
     def again(lengths, *recorded):
         return play(Corridor, [{"length": n} for n in lengths], partial(recorded_answer, recorded))
 
-    right, left = (in_corridors(expert, [2])[0] for expert in (Corridor.expert, lambda corridor: "go left"))
+    right, left = (in_corridors(expert, [2])[0] for expert in (Corridor.expert, always_left))
     played = again([2, 2], right, left)
     assert [[step.action for step in t.steps] for t in played] == [["go right"] * 2, ["go left"]]
     (longer,) = again([3], right)
@@ -167,8 +164,8 @@ ENDLESS = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ messag
 @pytest.mark.parametrize(
     ("field", "expert", "template", "chat_template"),
     [
-        ("expert", lambda corridor: 7, DEFAULT_PROMPT, CHAT_TEMPLATE),
-        ("messages", lambda corridor: ("go right", "!"), DEFAULT_PROMPT, CHAT_TEMPLATE),
+        ("expert", number, DEFAULT_PROMPT, CHAT_TEMPLATE),
+        ("messages", two_texts, DEFAULT_PROMPT, CHAT_TEMPLATE),
         ("parse_completion", Corridor.expert, PICKY, CHAT_TEMPLATE),
         ("chat_template", Corridor.expert, DEFAULT_PROMPT, ENDLESS),
     ],
