@@ -52,6 +52,11 @@ def test_each_command_names_the_next(tmp_path, more, named, played):
     described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())["environment"]
     name = described["kwargs"]["agent"] if more else described["import"]
     assert name == f"{{run}}/../../{named.removeprefix('--agent ')}"
+    *lines, _ = outputs["check"][1].splitlines()
+    assert {line.split()[0] for line in lines if line[0] != " "} == {"ok"}, lines
+    assert more or "of 40 episodes; 9 end within 7 turns" in outputs["check"][1], "max_turns of config.yaml"
+    tests = programs.run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / "tidy")
+    assert tests.returncode == 0 and f"{7 if more else 4} passed" in tests.stdout, tests.stdout
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
-"""The viewer of conversations: messages, tool calls and results, what agents did wrong, and logged runs."""
+"""The viewer of conversations: messages, tool calls and results, what agents did wrong."""
 
-from logged_walks import conversation, write
 from viewing import RESULT, conversations, texts_of, until, view, write_run
-
-from g2po_trl.cli import main
 
 
 def test_conversations_in_a_browser(tmp_path, browser):
@@ -31,18 +28,3 @@ def test_conversations_in_a_browser(tmp_path, browser):
     assert browser.title == "agent – g2po-trl", "a script in a tool's result is text"
     made = "#panel script, #panel img, #episodes script, #episodes img"
     assert browser.execute_script("return document.querySelectorAll(arguments[0]).length", made) == 0
-
-
-def test_a_log_is_no_training_run(tmp_path, browser):
-    walks = [("t", 1, ["hall", "mug"]), ("t", 0, ["cellar"]), ("alone", 1, ["hall"])]
-    lines = [{"task_id": task, "reward": reward, "messages": conversation(*way)} for task, reward, way in walks]
-    main(["credit", write(tmp_path / "runs.jsonl", lines)])
-    view(browser, tmp_path / "runs-credit")
-    assert browser.title == "runs.jsonl, logged runs – g2po-trl"
-    assert "Trained" not in (shown := browser.find_element("tag name", "body").text) and "Iteration" not in shown
-    for hidden in ("curves", "choose-iteration", "iteration-keys"):
-        assert not browser.find_element("id", hidden).is_displayed(), hidden
-    for group, columns in ((0, ["A_EP", "A_NC", "A_EC", "advantage"]), (1, [])):
-        browser.execute_script(f"showGroup({group}); showNode(0)")
-        assert texts_of(browser, "#panel th") == ["action", "times", *columns, "solved"]
-    assert browser.execute_script("return edgesOf(group).map((edge) => edge.advantage)") == [None]

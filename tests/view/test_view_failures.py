@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from viewing import press, texts_of, tool_step, trajectory, until, view, write_run
+from viewing import texts_of, tool_step, trajectory, until, view, write_run
 
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
-from g2po_trl.cli.commands.view import main
 from g2po_trl.view import page
 from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
@@ -25,20 +24,15 @@ def test_turning_points_by_hand():
     # gamma 0.5. V: h 3.75 / 3 of (2.5, 1.25, 0), b 2.5 / 2, a 5, c 0.
     fall = {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
     assert turns_of([*won, trajectory("t", "hbc", 0.0)]) == [[], [], [fall]]
-    assert turns_of([*won, Trajectory("t", [], 0.0, "error", error="boom")])[2] == []
     # V: h (2.5 + 0 + 0) / 3, c and d 0, a (5 + 0) / 2.
     limit = {"step": 3, "why": "limit", "from": 2.5, "to": 0.0}
     cut = trajectory("t", "hcha", 0.0, "truncated")
     assert turns_of([won[0], cut])[1] == [limit, {"step": 0, "why": "fall", "from": 0.8333, "to": 0.0}]
-    invalid = trajectory("t", "abc", 0.0)
-    for step, valid in zip(invalid.steps, (True, False, False)):
-        step.valid, step.admissible_actions = valid, [step.action]
-    assert turns_of([invalid]) == [[{"step": 1, "why": "fault"}]]
-    invalid.steps[1].valid, invalid.steps[2].action, invalid.steps[2].valid = True, "other", True
-    assert turns_of([invalid]) == [[{"step": 2, "why": "fault"}]]
-    back = trajectory("t", "abbac", 0.0)
-    for step in back.steps:
+    fault, back = trajectory("t", "abc", 0.0), trajectory("t", "abbac", 0.0)
+    for step in (*fault.steps, *back.steps):
         step.admissible_actions = [step.action]
+    fault.steps[1].valid = False
+    assert turns_of([fault]) == [[{"step": 1, "why": "fault"}]]
     assert turns_of([back]) == [[{"step": 1, "why": "return"}]], "the step to b again"
 
 
@@ -48,22 +42,14 @@ def test_a_group_that_taught_nothing_says_why():
     told = [[won, won], [lost, lost], [won, error], [error, error], [won, lost]]
     assert [taught_nothing(one, np.zeros(2)) for one in told] == ["solved", "failed", "one", "errors", "equal"]
     assert taught_nothing(told[0], np.array([0.1, 0.1])) is None, "wins of different length teach"
-    assert taught_nothing(told[1], None) is None, "unknown"
 
 
-def test_the_index_reads_changed_files_again_and_names_calls_in_words(tmp_path):
-    path = tmp_path / "trajectories" / "train-000001.jsonl"
+def test_the_index_reads_changed_files_again(tmp_path):
     index = EpisodeIndex(tmp_path)
     for task in ("one", "two"):
-        spoken = Step("o", '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>', call="readable")
-        write_jsonl(path, [Trajectory(task, [spoken] * len(task), 10.0, "success")])
-        data = index.data()
-        (iteration,) = data["iterations"]
-        assert data["tasks"][iteration["groups"][0]["task"]]["id"] == task
-        assert iteration["tools"] == [["a\\q", 3, 0, 0]], "whose name is no JSON"
-
-
-# -- large runs -------------------------------------------------------------------------------------------------------
+        write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [trajectory(task, "ha", 10.0)])
+        (iteration,) = index.data()["iterations"]
+        assert index.data()["tasks"][iteration["groups"][0]["task"]]["id"] == task
 
 
 def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkeypatch):
@@ -78,12 +64,6 @@ def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkey
     assert {path.name for path in data.iterdir()} == {"mine.js", "0.js", "1.js", "2.js", "3.js"}, "a user's file stays"
     until(browser, lambda b: b.execute_script(INDEXED) == "yes")
     assert browser.execute_async_script("const done = arguments[0]; choose(1).then(() => done(group.id))") == "t1"
-    monkeypatch.undo()
-    main([str(tmp_path), "--no-open"])
-    assert {path.name for path in data.iterdir()} == {"mine.js"}, "now the page has all"
-
-
-# -- in a browser -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -127,12 +107,6 @@ def test_an_episode_names_the_better_action(tmp_path, browser):
     assert "State visited 3 times. 2 others left by “l”, +9.00 against −18.00." in texts_of(browser, "#panel")[0]
 
 
-def test_the_index_has_the_verdict_on_the_whole_run(tmp_path):
-    starts = [Trajectory("t", [Step(room, "l")], pays, "failure") for room, pays in (("a", 1.0), ("b", 0.0))]
-    write_run(tmp_path, {"train-000001": starts, "train-000002": starts})
-    assert EpisodeIndex(tmp_path).data()["verdict"].startswith("2 of 2 groups began in different states")
-
-
 def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#tab-failures")
     assert texts_of(at_run, "#verdict")[0].startswith("2 of 4 groups failed in every episode")
@@ -145,58 +119,23 @@ def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     assert here.startswith("3. V 0.00") and "not admissible" in here and "turning point" in here
 
 
-def test_an_open_episode_is_a_path_and_colours_stay(at_run):
-    paint = (
-        "return [...document.querySelectorAll('#graph .line, #graph .disc')]"
-        ".map((one) => one.getAttribute('stroke') || one.getAttribute('fill'))"
-    )
-    before = at_run.execute_script(paint)
+def test_an_open_episode_is_a_path_with_a_command_to_copy(run, at_run):
     at_run.execute_script("showTrajectory(2, 2)")
     keys = "return [...drawing.lines].filter(([, part]) => part.classList.contains(arguments[0])).map(([key]) => key)"
     walked = "return group.trajectories[2].steps.map((_, s) => edgeKey(group.trajectories[2], s))"
     assert at_run.execute_script(keys, "path") == at_run.execute_script(walked)
     assert at_run.execute_script(keys, "turn") == ["1>4"], "from a, worth most, to c"
-    assert at_run.execute_script(paint) == before
     assert "turn limit" in texts_of(at_run, "#panel .here")[0]
-    at_run.execute_script("showEdge(drawing.edges[0])")
-    assert at_run.execute_script(paint) == before and at_run.execute_script(keys, "path") == []
-
-
-def test_the_row_and_a_command_to_copy(run, at_run):
-    at_run.execute_script("showTrajectory(1, 0)")
-    assert texts_of(at_run, "#panel .command code")[0] == f"g2po view {run} --text --episode 1.2 --iterations 2"
-    at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
-    assert texts_of(at_run, "#panel .command code")[0] == f"g2po view {run} --text --episode 1.1 --iterations 1"
-    named = "return taskName({id: 'x'}, arguments[0])"
-    assert at_run.execute_script(named, '{"seed": 7, "goal": "a b", "x": [1]}') == "seed 7, goal a b, x [1]"
-    assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")
-
-
-def test_the_graph_has_a_keyboard(at_run):
-    from selenium.webdriver.common.keys import Keys
-
-    at_run.execute_script("document.querySelector('#graph [tabindex=\"0\"]').focus()")
-    name = "return document.activeElement.getAttribute('aria-label')"
-    first = at_run.execute_script(name)
-    press(at_run, Keys.ARROW_RIGHT)
-    assert at_run.execute_script(name) != first
-    press(at_run, Keys.ENTER)
-    assert at_run.execute_script("return shown.n") == 2
-    assert all(texts_of(at_run, place)[0].startswith("State with value") for place in ("#panel", "#said"))
+    assert texts_of(at_run, "#panel .command code")[0] == f"g2po view {run} --text --episode 1.3 --iterations 2"
 
 
 def test_episodes_are_searched_and_tools_counted(at_run):
     click(at_run, "#tab-failures")
     found = "return episodesWith(arguments[0], arguments[1], arguments[2]).map((one) => [one.n, one.g, one.e])"
     assert at_run.execute_script(found, ["room", "c"], "state", "all") == [[2, 0, 2], [1, 0, 2]]
-    assert at_run.execute_script(found, ["lamp"], "any", "success") == [[2, 0, 0], [1, 0, 0]]
     assert at_run.execute_script(found, ["7"], "task", "truncated") == [[2, 0, 2], [1, 0, 2]]
-    assert at_run.execute_script(found, ["go", "2"], "action", "failure")[:1] == [[2, 0, 1]]
     assert at_run.execute_script(found, ["go", "2"], "task", "failure") == []
-    row = at_run.find_element("css selector", "#tools tbody tr")
-    assert row.text == f"{ATTACKS[1]} 2 0 2"
-    click(at_run, "#tools button")
-    assert texts_of(at_run, "#number-found")[0] == "6 episodes"
+    assert at_run.find_element("css selector", "#tools tbody tr").text == f"{ATTACKS[1]} 2 0 2"
 
 
 def test_nothing_that_was_recorded_runs(at_run):

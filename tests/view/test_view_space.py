@@ -13,37 +13,24 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.view import Run, Sources, write_page
 
 
-def push(run, endpoint, *flags):
+@pytest.mark.parametrize("status", [200, 403])
+def test_the_page_becomes_a_static_space_or_the_refusal_is_one_line(tmp_path, status):
     episodes = [Trajectory("t", [Step("Hall.", "go")], 10.0 * i, ("failure", "success")[i]) for i in (0, 1)]
-    write_jsonl(run / "trajectories" / "train-000001.jsonl", episodes)
-    settings = {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "g2po_trl", "view", str(run), "--push-space", "someone/graphs", *flags],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_the_page_becomes_a_static_space(tmp_path):
-    with fake_hub() as hub:
-        run = push(tmp_path / "run", hub.endpoint)
-    assert run.returncode == 0, run.stderr
-    assert "/someone/graphs" in run.stdout.splitlines()[-1]
-    assert set(hub.files) == {"index.html", "README.md"} and hub.commits == ["g2po view"]
-    assert hub.files["index.html"] == (tmp_path / "run" / "view.html").read_bytes()
-    assert "sdk: static" in hub.files["README.md"].decode()
-    assert any(path.startswith("/api/spaces/someone/graphs/commit/") for path in hub.requests)
-
-
-@pytest.mark.parametrize("status", [403, None])
-def test_a_refusal_is_one_line_and_the_page_stays(tmp_path, status):
-    with fake_hub(status or 200) as hub:
-        run = push(tmp_path / "run", hub.endpoint if status else "http://127.0.0.1:9")
-    assert run.returncode == 1 and (tmp_path / "run" / "view.html").is_file()
-    assert run.stderr.startswith("g2po view: error: push_space is 'someone/graphs': the page was not uploaded (")
-    assert "hf auth login" in run.stderr and len(run.stderr.splitlines()) == 1
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", episodes)
+    command = [sys.executable, "-m", "g2po_trl", "view", str(tmp_path), "--push-space", "someone/graphs"]
+    with fake_hub(status) as hub:
+        settings = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
+        settings |= {"HF_HUB_DISABLE_TELEMETRY": "1"}
+        run = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
+    page = (tmp_path / "view.html").read_bytes()
+    if status == 200:
+        assert run.returncode == 0 and "/someone/graphs" in run.stdout.splitlines()[-1], run.stderr
+        assert hub.files.keys() == {"index.html", "README.md"} and hub.files["index.html"] == page
+        assert "sdk: static" in hub.files["README.md"].decode()
+        assert any(path.startswith("/api/spaces/someone/graphs/commit/") for path in hub.requests)
+    else:
+        assert run.returncode == 1 and len(run.stderr.splitlines()) == 1
+        assert run.stderr.startswith("g2po view: error: push_space is 'someone/graphs': the page was not uploaded (")
 
 
 def test_a_page_for_others_has_no_secrets(tmp_path):
