@@ -7,10 +7,11 @@ import shlex
 import programs
 import pytest
 
+SHORT = " --num_environment_workers 1 --max_turns 2 --max_completion_length 4"
 FEW = {
     "teach": "--max_steps 1 --num_episodes 8 --num_validation_episodes 2 --num_environment_workers 1",
-    "train": "--max_steps 1 --per_device_train_batch_size 8 --num_eval_tasks 2 --num_environment_workers 1",
-    "evaluate": "--limit 2 --seeds 1 --num-environment-workers 1",
+    "train": "--max_steps 1 --per_device_train_batch_size 8 --num_eval_tasks 2" + SHORT,
+    "evaluate": "--limit 2 --seeds 1" + SHORT,
     "view": "--no-open",
 }
 

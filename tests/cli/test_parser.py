@@ -99,7 +99,6 @@ def test_a_file_may_have_what_a_library_takes(file, text, value):
     ("words", "text", "told"),
     [
         ("here --max_turn 3", None, "did you mean --max-turns?"),
-        ("here --max_turns 0", None, "max_turns is 0"),
         ("here --serve=maybe", None, "--serve is 'maybe'"),
         ("here --keys [1]", None, "--keys: "),
         ("", None, "FOLDER"),
