@@ -179,9 +179,9 @@ class NativeTools(ProseTools):
         if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
             pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
             field["content_args"], own.response_template = {"tag_pattern": pattern}, read_by
-        self._json = values if "string_delims" in values else None
+        self._json, self._reader = (values, copy.copy(own)) if "string_delims" in values else (None, own)
         if self._json:
-            field["content"], own.response_template = "text", read_by
+            field["content"], self._reader.response_template = "text", read_by
         patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
         literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
         self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
@@ -210,7 +210,7 @@ class NativeTools(ProseTools):
                 read = read_harmony(written)
             else:  # types change what JSON says, and are needed where all values are texts
                 types = tools if self._parts else None
-                read = parse_response(self.own, list(ids), prefix=list(prompt_ids), tools=types)
+                read = parse_response(self._reader, list(ids), prefix=list(prompt_ids), tools=types)
             calls = plain(list(read.get("tool_calls") or ()), "a call")
             if tools and shown is None:
                 raise ValueError("the thought is not finished")
