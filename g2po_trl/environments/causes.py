@@ -46,7 +46,10 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
     `wrapped`: also if other code has raised another exception in its place.
     """
     for part in inner(error):
-        chain = _chain(part)
+        chain, raised = [], part
+        while raised is not None and not any(raised is one for one in chain):  # `raise error from error` is a circle
+            chain.append(raised)
+            raised = raised.__cause__ or raised.__context__
         raised = chain if wrapped else [part]
         places = [*raised, *(getattr(one, name, None) for one in raised for name in ("reason", "response"))]
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
@@ -99,12 +102,3 @@ def describe_failure(failure: EnvironmentFailure) -> str:
 def _names(value: object) -> set[str]:
     """Return `package.Class` of an object's classes."""
     return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(value).__mro__}
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return an exception and those in whose place it was raised; after `raise error from error` that is itself."""
-    chain: list[BaseException] = []
-    while error is not None and not any(error is one for one in chain):
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain

@@ -242,7 +242,8 @@ class PromptSession:
                 if "images" in shown or limit is not None and len(prompt.ids) > limit:
                     prompt = fit_prompt(template, actor.encode, limit, **shown)
         except UnreadableImageError as error:
-            return episode.end_as_unreadable(f"invalid: {error}")
+            episode.outcome, episode.error = "error", f"invalid: {error}"
+            return None
         except PromptError as error:
             return episode.give_up(str(error))
         length, most = len(prompt.ids), sampling.max_completion_length

@@ -83,19 +83,17 @@ class Episode:
         if isinstance(result, EnvironmentFailure):
             self.end_without_result(result)
             return
-        self.observation = result.observation
-        self.steps[-1].reward = result.reward
+        self.steps[-1].reward += result.reward
         self.reward += result.reward
-        self.info = result.info  # of the last step, also where the turn limit makes it the last
+        self.info = result.info  # of the last step, also where a limit makes it the last
+        if self.outcome is not None:  # ended by a limit, and paid
+            return
+        self.observation = result.observation
         if result.terminated or result.truncated:
             success = result.info.get("success", self.reward > 0)
             self.outcome = "truncated" if not result.terminated else "success" if success else "failure"
             if self.outcome != "success" and (reason := result.info.get("failure_reason")):
                 self.failure_reason = str(reason)
-
-    def end_as_unreadable(self, reason: str) -> None:
-        """End with outcome `"error"`: no prompt can be made of what the environment shows."""
-        self.outcome, self.error = "error", reason
 
     def give_up(self, reason: str) -> None:
         """End as a failure of the agent, with the reward received so far. `reason`: "kind" or "kind: detail"."""
@@ -107,7 +105,7 @@ class Episode:
         What fails in a worker (`run_job`) comes here by `EnvironmentPool._on_message` and `Loop._take`.
         """
         self.outcome = "lost" if failure.kind == "lost" else "error"
-        self.error = f"{failure.kind}: {failure.message}"
+        self.error, self.failure_reason = f"{failure.kind}: {failure.message}", None
 
     def trajectory(self) -> Trajectory:
         """Return the episode as a trajectory; without an outcome it ran out of turns."""

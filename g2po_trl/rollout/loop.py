@@ -180,7 +180,10 @@ class Loop:
         return episode.outcome is None and episode.turns < self.limits.by(episode.environment).max_turns
 
     def _end(self, episodes: Sequence[Episode]) -> None:
-        """Free the slots of episodes that have ended or run out of turns."""
+        """Free the slots of episodes that have ended or run out of turns; tools are asked for their reward before."""
+        unpaid = {one.number for one in episodes if one.failure_reason and one.info.get("pays_at_end")}
+        self.pool.send({self._slots[number]: "" for number in unpaid})
+        episodes = [episode for episode in episodes if episode.number not in unpaid]
         slots = [self._slots.pop(episode.number) for episode in episodes]
         self.pool.end(slots)
         for slot, episode in zip(slots, episodes):

@@ -59,7 +59,8 @@ def test_tokens(most, turns, outcome, steps, reason):
 def test_tool_calls():
     limits = EpisodeLimits(9, max_tool_calls=4)
     (trajectory,) = play(Shop, limits, [{"goal": "mug", "prompt": "x"}], number_of_calls=2)
-    assert (trajectory.outcome, len(trajectory.steps), trajectory.reward) == ("failure", 3, 0.0)
+    assert (trajectory.outcome, len(trajectory.steps), trajectory.reward) == ("failure", 3, 1.0), "the mug was bought"
+    assert [step.reward for step in trajectory.steps] == [0.0, 0.0, 1.0]
     assert trajectory.failure_reason.startswith("tool call limit: 6 tool calls")
     assert [step.tool_calls for step in trajectory.steps] == [2, 2, 2]
     (trajectory,) = play(Shop, EpisodeLimits(9, max_tool_calls=0), [{"goal": "mug", "prompt": "x"}])
@@ -71,6 +72,7 @@ def test_calls_in_prose_are_counted():
     limits = EpisodeLimits(9, max_tool_calls=2)
     (trajectory,) = play(Shop, limits, [{"goal": "mug"}], "window", words=words)
     assert trajectory.failure_reason.startswith("tool call limit: 3 tool calls") and len(trajectory.steps) == 1
+    assert trajectory.reward == 0.25 and trajectory.final_observation.endswith("you have 3")
 
 
 def test_seconds_of_the_environment_are_a_failure_and_a_hanging_step_is_an_error():

@@ -98,7 +98,9 @@ class ToolEnvironment(TextEnvironment):
         return first
 
     def step(self, action: str) -> StepResult:
-        """Run the calls of a completion, or end the episode."""
+        """Run the calls of a completion, or end the episode, as an empty action does that a limit has ended."""
+        if not action:
+            return self._end("", has_calls=False)
         message, has_calls = {"role": "assistant", "content": action}, OPEN_CALL in action
         calls, unread = [], []
         try:
@@ -108,7 +110,7 @@ class ToolEnvironment(TextEnvironment):
             unread = [_result("", {"error": f"the call cannot be read: {error}"})] if has_calls else []
         seen = _observation(self._run(message, calls) + unread)
         is_over = not has_calls or self._turns >= self.max_turns
-        return self._end(seen, has_calls) if is_over else StepResult(seen)
+        return self._end(seen, has_calls) if is_over else StepResult(seen, info={"pays_at_end": True})
 
     def close(self) -> None:
         """Close the environment, then its event loop."""
@@ -174,13 +176,15 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def step(self, action: str) -> StepResult:
         """Call the tools of a response (`ChatResponse.read`), or end the episode without calls or out of turns."""
+        if not action:
+            return super().step(action)
         response = ChatResponse.read(action)
         if not response.tool_calls or self._turns + 1 >= self.max_turns:
             self._run(response.message(), [])
             return self._end("", bool(response.tool_calls))
         calls = [call["function"] for call in response.tool_calls]
         calls.sort(key=lambda call: inspect.iscoroutinefunction(self.tools.get(call["name"])))  # as TRL
-        return StepResult(self._request(self._run(response.message(), calls)))
+        return StepResult(self._request(self._run(response.message(), calls)), info={"pays_at_end": True})
 
     def _request(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
