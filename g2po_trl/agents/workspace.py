@@ -29,7 +29,8 @@ class Workspace:
 
     Args:
         source: the folder. It is not changed. It has no link that leads out of it or is absolute, since the agent
-            would change what it leads to (but to files from ignored folders), and no `.git` file: `G2POError`.
+            would change what it leads to (but, from ignored folders, to programs such as `.venv/bin/python`, and to
+            files that cannot be written), and no `.git` file: `G2POError`.
         folder: where the copy is made; must not exist.
         ignore: names of files and folders that are no part of a state or a diff, beyond `IGNORED`.
     """
@@ -41,9 +42,11 @@ class Workspace:
         remedy = "its .git is a file, as in a worktree or submodule: give a clone"
         require(not (source / ".git").is_file(), "workspace", str(source), remedy)
         for name in filter(lambda name: os.path.islink(f"{self.source}/{name}"), _files(self.source)):
-            target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(self.source / name)))
+            link = self.source / name
+            target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(link)))
             leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
-            leads_out &= (self.source / name).is_dir() or not any(map(self._ignored.match, Path(name).parts))
+            is_safe = os.access(link, os.X_OK) or not os.access(link, os.W_OK)
+            leads_out &= link.is_dir() or not (is_safe and any(map(self._ignored.match, Path(name).parts)))
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")
         copied = subprocess.run(["cp", "-a", "--reflink=auto", "--", self.source, folder], stderr=subprocess.PIPE)
         require(not copied.returncode, "workspace", str(source), copied.stderr.decode("utf-8", "replace").strip())
