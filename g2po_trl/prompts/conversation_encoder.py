@@ -135,7 +135,7 @@ class ConversationEncoder:
 
     def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
         several = any(len(message.get("tool_calls", ())) > 1 for message in messages)
-        if several and self.tools.native and not self._renders_several_calls:
+        if several and self.tools.native and not self.renders_several_calls:
             raise PromptError("conversation refused: the chat template writes one call a message: send one at a time")
         text = self._text(messages, tools)
         if text.rstrip().endswith(self._ends):  # some templates take it that a call has left the model's turn open
@@ -188,7 +188,7 @@ class ConversationEncoder:
         return sum(self._continuation(answer, [new], ended=True) is not None for answer, new in turns)
 
     @functools.cached_property
-    def _renders_several_calls(self) -> bool:
+    def renders_several_calls(self) -> bool:
         """Whether the template renders several calls in a message: others reject or omit all but one."""
         with suppress(Exception):  # templates raise errors of any class
             text = self._text([_USER, _calling("Qoneq", "Qtwoq")], None, False)

@@ -61,13 +61,17 @@ class ExpertSession(PromptSession):
             asked.episode.give_up("no answer: the expert gave up")
             return None
         message, encoder = as_message(answer), self.actor.conversation_encoder
+        calls = [call["function"] for call in message.get("tool_calls", ())]
         if asked.episode.observation.request is None:
             listed, encode = asked.episode.observation.admissible_actions, self.actor.encode
             ids = action_ids(encode, self.actor.template, prose(message), asked.prompt.text, listed, self.end)
         else:
+            fits = len(calls) < 2 or not encoder.tools.native or encoder.renders_several_calls
+            require(fits, "expert", answer, "the chat template writes one call a message: return one at a time")
             ids = message_ids(encoder, asked.prompt.messages, asked.request.tools, message)
         step = self._step(asked, Completion(ids))
-        require(step.valid, "expert", answer, f"as a completion it is not well-formed: {step.completion!r:.200}")
+        read = [call["function"] for call in (step.response or message).get("tool_calls", ())]
+        require(step.valid and read == calls, "expert", answer, f"its completion is read otherwise: {step.action!r}")
         return step
 
     @cached_property

@@ -130,9 +130,8 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
     if seen.request is not None and seen.request.tools:
         function = rng.choice(seen.request.tools)["function"]
         return {"name": function["name"], "arguments": random_arguments(function, rng)}
-    require(
-        bool(seen.admissible_actions), "random_episodes", None, "no actions and no tools are listed: write an expert"
-    )
+    remedy = "no actions and no tools are listed: write an expert"
+    require(bool(seen.admissible_actions), "random_episodes", None, remedy)
     return rng.choice(seen.admissible_actions)
 
 

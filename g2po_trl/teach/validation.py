@@ -151,9 +151,7 @@ def describe_limits(
     calls, taught = last.get("tool_call_ratio"), [bool((step.response or {}).get("tool_calls")) for step in steps]
     has_format = f"{valid:.0%} of the completions have the format"
     if valid < FORMAT:
-        return (
-            f"{has_format}, the target is {validation.target_valid:.0%}: teach longer, or raise max_completion_length."
-        )
+        return f"{has_format}, target {validation.target_valid:.0%}: teach longer, or raise max_completion_length."
     words = spelled_words(steps, model_name, with_actions=True)
     spelled = f" The tokenizer spells in pieces: {', '.join(words[0].facts['words'])}." if words else ""
     if calls is not None and calls * len(taught) < FORMAT * sum(taught):

@@ -1,5 +1,6 @@
 """Demonstrations are the rollout's own steps: its prompts, and what an expert answers as a completion."""
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -175,6 +176,22 @@ def test_an_answer_that_cannot_be_written_is_refused(field, expert, template, ch
     tokenizer.chat_template = chat_template
     with refused(field):
         in_corridors(expert, [1], tokenizer=tokenizer, template=template)
+
+
+@pytest.mark.parametrize("name", ["gptoss", "llama3_1", "qwen2_5"])
+def test_calls_that_a_template_does_not_write_are_refused(name):
+    """Two in one message."""
+    calls = [{"name": "add", "arguments": {"a": 3, "b": 4}}] * 2
+    with contextlib.nullcontext() if name == "qwen2_5" else refused("expert"):
+        (shown,) = play(agent_factory(tool_loop, 1), [{"question": "3+4"}], lambda *_: calls, tokenizer_of(name))
+        assert shown.steps[0].tool_calls == 2
+
+
+def test_an_argument_that_is_read_as_another_is_refused():
+    """Qwen 3.5 writes texts and numbers alike, and the schema tells them apart."""
+    calls = [{"name": "add", "arguments": {"a": 3, "b": "4"}}]
+    with refused("expert"):
+        play(agent_factory(tool_loop, 1), [{"question": "3+4"}], lambda *_: calls, tokenizer_of("qwen3_5_nothink"))
 
 
 def test_what_is_spoken_after_a_prompt():
