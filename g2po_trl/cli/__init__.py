@@ -35,9 +35,7 @@ GROUPS = {
         "credit": "compute the advantages of the calls in an agent's logs",
         "serve": "serve an environment over OpenEnv",
     },
-    "About": {
-        "version": "print the versions of g2po-trl, its libraries and Python, for bug reports",
-    },
+    "About": {"version": "print the versions of g2po-trl, its libraries and Python, for bug reports"},
 }
 COMMANDS = [name for group in GROUPS.values() for name in group]
 _LISTED = "\n\n".join(

@@ -42,8 +42,7 @@ _SOURCES = {  # package -> files with options of recipes
     "trl": "trainer/*_config.py",
     "transformers": "training_args.py",
 }
-_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
-_BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
+_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
 
 
 def json_object(text: str) -> dict[str, Any]:

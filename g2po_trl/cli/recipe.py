@@ -63,21 +63,13 @@ def parse_arguments(
     switches = given | ({"engine"} if "use_vllm" in given else set())
     needs = {name: needed for name, needed in inherited("needs").items() if switches.isdisjoint(switches_of(needed))}
     check_effect(given, parsed, needs)
+    disable_progress_bar()  # transformers shows one for each file that it reads or writes
     check_files_and_packages({name: value for options in parsed for name, value in vars(options).items()})
     if isinstance(parsed[-1], ModelConfig):
-        use_model_arguments(parsed[-2], parsed[-1])
-    disable_progress_bar()  # transformers shows one for each file that it reads or writes
+        args, of_model = parsed[-2:]
+        own = {"revision": of_model.model_revision, "attn_implementation": of_model.attn_implementation}
+        args.model_init_kwargs = {"dtype": of_model.dtype, **own, **(args.model_init_kwargs or {})}
     return tuple(parsed)
-
-
-def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
-    """Set `model_init_kwargs` from TRL's `ModelConfig`; entries that are already set stay."""
-    args.model_init_kwargs = {
-        "dtype": model_args.dtype,
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        **(args.model_init_kwargs or {}),
-    }
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from g2po_trl.cli import COMMANDS, main
 from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe import _SaveOnInterrupt
-from g2po_trl.cli.recipe_files import RECIPES, check_files_and_packages, keys_beside
+from g2po_trl.cli.recipe_files import RECIPES, check_files_and_packages, check_model, keys_beside
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import install_command
 
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "peft", "trl", "bitsandbytes", "pandas", "vllm"}
@@ -166,6 +168,36 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch, field, 
     check_files_and_packages({"model_name_or_path": "model", "chat_template": "config.yaml"})
     with refused(field):
         check_files_and_packages({"use_peft": True, field: value})
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def holding(text):
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil"),
+    [
+        *(("config.json", spoil) for spoil in (Path.unlink, holding("{}"), holding('{"model_type": "qwen99"}'))),
+        *(("model.safetensors", spoil) for spoil in (Path.unlink, cut, holding(""))),
+        ("model.safetensors.index.json", holding('{"weight_map": {"a": "b.safetensors"}}')),
+        *(("tokenizer.json", spoil) for spoil in (Path.unlink, cut)),
+        ("chat_template.jinja", Path.unlink),
+        *(("adapter_config.json", holding(f'{{"base_model_name_or_path": {base}}}')) for base in ("null", '"./gone"')),
+    ],
+)
+def test_a_broken_model_folder_is_refused_before_anything_is_loaded(tiny_model_dir, tmp_path, file, spoil):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    check_model("model", str(folder))
+    if file.endswith(".index.json"):
+        (folder / "model.safetensors").unlink()
+    spoil(folder / file)
+    with pytest.raises(G2POError):
+        check_model("model", str(folder))
 
 
 def test_init_writes_once(tmp_path, capsys):

@@ -63,9 +63,7 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
 @dataclass
 class Options:
     folder: Path = option("the folder; created if it does not exist", positional=True, metavar="NAME")
-    agent: bool = option(
-        "an agent that calls a model through the openai client, instead of a game", False, needs="coding=False"
-    )
+    agent: bool = option("an agent that calls a model by the openai client, not a game", False, needs="coding=False")
     coding: bool = option("an agent that corrects small repositories, and repositories for it", False)
     model: str | None = option("default: a bundled model, which knows few words", None, metavar="FOLDER|ID")
 

@@ -64,8 +64,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = set(args.iterations) - set(sources.numbers)
     require(not missing, "iterations", sorted(missing), f"pass one training run, and of {sources.numbers}")
     if args.serve:
+        try:
+            server = Server(sources, args.port or 0)
+        except OSError as error:
+            raise G2POError(f"port {args.port} cannot be used ({error}): pass another", "port", args.port) from error
+        print(f"{', '.join(map(str, args.folders))}: {server.address} until Ctrl-C", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            _serve(sources, args)
+            server.serve_forever()
     elif args.text:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
@@ -86,12 +91,3 @@ def _write(sources: Sources, args: ViewOptions) -> None:
         print(push_space(page, args.push_space))
     elif args.open:
         webbrowser.open(page.resolve().as_uri())
-
-
-def _serve(sources: Sources, args: ViewOptions) -> None:
-    try:
-        server = Server(sources, args.port or 0)
-    except OSError as error:
-        raise G2POError(f"port {args.port} cannot be used ({error}): pass another", "port", args.port) from error
-    print(f"{', '.join(map(str, args.folders))}: {server.address} until Ctrl-C", flush=True)
-    server.serve_forever()
