@@ -72,17 +72,15 @@ class Program(contextlib.AbstractContextManager):
         if self.wait(END_SECONDS) is None:
             self._process.kill()
             self._process.wait()
-        while self._process.returncode < 0 and (left := self._left()):  # its parent was killed, as by `pkill -f`
+        while self._process.returncode < 0:  # its parent was killed, as by `pkill -f`
+            running, place = psutil.process_iter(["environ"]), ("EPISODE_FOLDER", self._folder)
+            if not (left := [one for one in running if place in (one.info["environ"] or {}).items()]):
+                break
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(left, END_SECONDS)
         self._process.stdin.close()
-
-    def _left(self) -> list[psutil.Process]:
-        """Return all processes that began with the episode's folder in their environment variables."""
-        running = psutil.process_iter(["environ"])
-        return [one for one in running if (one.info["environ"] or {}).get("EPISODE_FOLDER") == self._folder]
 
 
 def require_program(name: str, variables: dict[str, str], folder: Path | None = None) -> None:

@@ -210,7 +210,11 @@ class AtomicCheckpoint:
             remove(final)
             os.rename(staged, final)
             shutil.rmtree(run_dir / STAGING, ignore_errors=True)
-            _rotate(run_dir, args.save_total_limit, state.best_model_checkpoint)
+            found, limit = checkpoints_in(run_dir), args.save_total_limit or 0  # by step: the clock may go back
+            kept = {found[-1], Path(state.best_model_checkpoint or found[-1])}  # as transformers does
+            surplus = len(found) - max(limit, len(kept)) if limit > 0 else 0
+            for checkpoint in [path for path in found if path not in kept][: max(0, surplus)]:
+                remove(checkpoint)
         accelerator.wait_for_everyone()
 
 
@@ -228,15 +232,6 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         run_dir = str(folder.parent.parent)
         message = f"output_dir is {run_dir!r}: {folder.name} cannot be written there ({error}): free space"
         raise G2POError(message, "output_dir", run_dir) from error
-
-
-def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints except the newest and the best, as transformers does; none is ever partial."""
-    found = checkpoints_in(run_dir)  # by step: the clock may go back
-    kept = {found[-1], Path(best or found[-1])}
-    surplus = len(found) - max(limit, len(kept)) if limit and limit > 0 else 0
-    for checkpoint in [path for path in found if path not in kept][: max(0, surplus)]:
-        remove(checkpoint)
 
 
 def load_weights(model: PreTrainedModel, folder: str | Path) -> None:

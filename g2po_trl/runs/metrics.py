@@ -122,8 +122,7 @@ class Summary:
             self._sum(("score", name), [float(trajectory.info[name])])
 
     def _sum(self, what: Any, values: Sequence[float]) -> None:
-        for value in values:
-            self.totals[what] += value
+        self.totals[what] += sum(values)
         self.numbers[what] += len(values)
 
     @property

@@ -64,18 +64,15 @@ class RunFolder:
         checkpoint = find_checkpoint(resumes, self.path)
         if checkpoint is not None:
             check_files(Path(checkpoint))
-            self._check_run_of(Path(checkpoint))
+            run_ids = [read_description(*place).get("run_id") for place in ((self.path,), (checkpoint, STATE))]
+            is_inside = Path(checkpoint).resolve().parent == self.path.resolve()
+            is_taken = is_inside or (not self.is_ours and bool(ownership.kept_in(self.path)))
+            is_other = is_taken and run_ids[0] not in (None, run_ids[1])
+            remedy = f"{self.path / FILE} describes another run: pass another --output-dir"
+            require(not is_other, "resume_from_checkpoint", checkpoint, remedy)
         elif not self.is_ours:
             self._make_room(overwrite, description, resumable)
         return checkpoint
-
-    def _check_run_of(self, checkpoint: Path) -> None:
-        run_ids = read_description(self.path).get("run_id"), read_description(checkpoint, STATE).get("run_id")
-        is_other = run_ids[0] not in (None, run_ids[1])
-        is_inside = checkpoint.resolve().parent == self.path.resolve()
-        is_taken = is_other and (is_inside or (not self.is_ours and bool(ownership.kept_in(self.path))))
-        remedy = f"{self.path / FILE} describes another run: pass another --output-dir"
-        require(not is_taken, "resume_from_checkpoint", str(checkpoint), remedy)
 
     def _make_room(self, overwrite: bool, description: Mapping[str, Any], resumable: Collection[str]) -> None:
         """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""

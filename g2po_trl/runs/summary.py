@@ -60,8 +60,7 @@ def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
         cells = [f"{value * scale:10.1f}" if scale else f"{value:10.0f}" for value in values]
         if is_pair and scale:
             is_error = label.startswith("  ±")
-            cells.append(
-                f"{hypot(*values) * scale:10.1f}" if is_error else f"{(values[1] - values[0]) * scale:+10.1f}"
-            )
+            change = hypot(*values) if is_error else values[1] - values[0]
+            cells.append(f"{change * scale:{'' if is_error else '+'}10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
     return "\n".join(lines)

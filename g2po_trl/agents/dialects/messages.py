@@ -69,7 +69,9 @@ def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
             named = {"tool_call_id": block.get("tool_use_id"), "name": block.get("name")}
             shown = block.get("content")
-            shown = [_named(part) for part in shown] if isinstance(shown, list) else shown
+            for part in shown if isinstance(shown, list) else ():
+                if isinstance(part, dict) and part.get("type") == "tool_reference":  # to a tool that was found
+                    part |= {"type": "text", "text": part.get("tool_name")}
             yield {"role": "tool", **named, "content": shown}
         elif kind in LEFT_OUT or str(kind).endswith("_tool_result"):  # of a tool that Anthropic runs
             ignored.add(f"messages.{kind}")
@@ -77,12 +79,6 @@ def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
             parts.append(block)
     if parts or calls or not has_results:
         yield {"role": role, "content": parts, **kept, **({"tool_calls": calls} if calls else {})}
-
-
-def _named(part: Any) -> Any:
-    """Return a part of a result: the name in place of a reference to a tool that was found."""
-    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference"
-    return {**part, "type": "text", "text": part.get("tool_name")} if is_reference else part
 
 
 def read_tools(tools: Any, ignored: LeftOut, found: Collection[str]) -> list[dict[str, Any]]:

@@ -143,9 +143,8 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, output, done = completion.response, [], {"status": "completed"}
     if response.content or not response.tool_calls:
         text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
-        output.append(
-            {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text], **done}
-        )
+        item = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant"}
+        output.append({**item, "content": [text], **done})
     for id_, name, arguments, text in completion.calls():
         item = {"id": f"fc_{id_}", "call_id": id_, **done}
         item |= request.fields["items"].get(name, {"type": "function_call", "name": name})
