@@ -30,10 +30,8 @@ def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]
     try:
         yield
     except Exception as error:  # of the Hub, or of the connection to it
-        raise HubError(
-            f"the Hub rejects {hub_model_id or Path(output_dir).name!r}, or does not answer: {in_words(error)}. Set "
-            "hub_model_id, log in with `hf auth login`, or set push_to_hub=False."
-        ) from error
+        why = f"the Hub rejects {hub_model_id or Path(output_dir).name!r}, or does not answer: {in_words(error)}"
+        raise HubError(f"{why}. Set hub_model_id, log in with `hf auth login`, or set push_to_hub=False.") from error
 
 
 @contextmanager

@@ -6,10 +6,10 @@
             '''Turn the dial. …'''
         def get_reward(self) -> float: ...
 
-A completion with calls is a step, their results are the next observation, and a completion without a call, or the last
-turn, ends the episode. Methods may be `async`; they share one event loop per environment. The model sees an exception
-of a tool as its result, except those of the environment (`causes`), which end the episode as an error. If `get_reward`
-finds that a process or a file has gone, the model broke it: a failure.
+A completion with calls is a step, their results are the next observation, and a completion without a call, the last
+turn or another limit ends the episode, whose reward is asked for then. Methods may be `async`; they share one event
+loop per environment. The model sees an exception of a tool as its result, except those of the environment (`causes`),
+which end the episode as an error. If `get_reward` finds that a process or a file has gone, the model broke it.
 """
 
 from __future__ import annotations
