@@ -16,10 +16,9 @@ from letter_graphs import (
     random_groups,
 )
 
-from g2po_trl import Trajectory, crbc, edge_advantage, episode_advantage, g2po, gigpo, grpo, node_advantage, rloo
+from g2po_trl import crbc, edge_advantage, episode_advantage, g2po, gigpo, grpo, node_advantage, rloo
 
 needs_golden = pytest.mark.skipif(not GOLDEN_ADVANTAGES.exists(), reason="no golden advantages beside the checkout")
-# --- golden cases ---------------------------------------------------------------------------------------------------
 
 
 def golden_cases(convention: str) -> list:
@@ -72,11 +71,13 @@ def test_released_convention(case):
     assert_close(actual, expected["advantage"], "advantage")
 
 
-# --- by hand --------------------------------------------------------------------------------------------------------
 # gamma 1/2: V(h) = (2 + 0) / 2 = 1, V(k) = 4; next values 4, 8 | 0; deltas 3, 4 | -1.
 def test_parts_by_hand():
     graph = graph_of(HAND)
     np.testing.assert_array_equal(episode_advantage(graph, scale_by_std=False), [4, 4, -4])
+    # With step statistics, a long episode counts more than once.
+    of_steps = episode_advantage(graph, scale_by_std=False, episode_statistics="step")
+    np.testing.assert_allclose(of_steps, [8 / 3, 8 / 3, -16 / 3], rtol=1e-12)
     np.testing.assert_array_equal(node_advantage(graph, scale_by_std=False), [2, 0, -2])
     np.testing.assert_array_equal(edge_advantage(graph, scale_by_std=False), [1, 2, -3])
     # Divided by the sample standard deviation.
@@ -103,12 +104,6 @@ def test_leave_one_out_of_equal_rewards_is_nothing(reward):
     np.testing.assert_allclose(advantage[16:], [-1 / 15, 1 / 15, 0.2, -0.2], rtol=1e-12)
 
 
-def test_step_statistics_count_a_long_episode_more_than_once():
-    graph = graph_of(HAND)
-    advantage = episode_advantage(graph, scale_by_std=False, episode_statistics="step")
-    np.testing.assert_allclose(advantage, [8 / 3, 8 / 3, -16 / 3], rtol=1e-12)
-
-
 def test_penalty_of_an_invalid_step_by_hand():
     graph = graph_of([episode("hk", 8.0, invalid={0}), episode("h", 0.0)])
     # Rewards 8, 8 | 0; next values out of h 4 | 0; step returns in h 4 | 0. With step statistics 1 less for the first.
@@ -128,9 +123,6 @@ def test_a_loop_compares_its_own_visits():
     np.testing.assert_array_equal(node_advantage(graph, scale_by_std=False), [-3, 0, 3])
     np.testing.assert_allclose(edge_advantage(graph, False), np.array([-0.5, 0.5, 5.5]) - 5.5 / 3, rtol=1e-12)
     np.testing.assert_array_equal(episode_advantage(graph), [0, 0, 0])
-
-
-# --- sets that say nothing ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -167,9 +159,6 @@ def test_penalty_stays_small_in_a_group_that_differs_in_nothing_else():
     np.testing.assert_array_equal(g2po(graph, invalid_action_penalty=0.1), expected)
 
 
-# --- what must not matter -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_error_trajectories_leave_the_others_unchanged(name):
     groups = random_groups(np.random.default_rng(3))
@@ -183,17 +172,6 @@ def test_error_trajectories_leave_the_others_unchanged(name):
     advantage = ESTIMATORS[name](graph)
     np.testing.assert_array_equal(advantage[~graph.counted], np.zeros(4 * len(groups)))
     np.testing.assert_allclose(advantage[graph.counted], expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["g2po", "gigpo", "grpo", "graphgpo", "hgpo", "crbc"])
-def test_unit_of_reward_does_not_matter_when_scaled(name):
-    groups = random_groups(np.random.default_rng(4))
-    scaled = [[Trajectory(t.task_id, t.steps, 100 * t.reward, t.outcome) for t in group] for group in groups]
-    expected = ESTIMATORS[name](graph_of(*groups))
-    np.testing.assert_allclose(ESTIMATORS[name](graph_of(*scaled)), expected, rtol=1e-4, atol=1e-4)
-
-
-# --- ablations ------------------------------------------------------------------------------------------------------
 
 
 def test_without_aggregation_by_hand():

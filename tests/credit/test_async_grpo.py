@@ -6,21 +6,17 @@ import multiprocessing
 import queue
 import sys
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import pytest
 from accelerate import PartialState
-from openenv.core.harness import ResourceSessionFactory, TrainingTrace, VerifyResult
 from scripted_actors import WITH_ACTIONS, ScriptedEngine
 from shipped_templates import stop_ids, tokenizer_of
 from trl.experimental.async_grpo import async_rollout_worker, openenv_harness
-from trl.experimental.async_grpo.packing import TreeRow
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StateGraph, g2po
-from g2po_trl.credit import step_advantages
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.setup import played_as
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -89,8 +85,8 @@ def page(monkeypatch):
     return sys.modules["async_grpo"]
 
 
-def samples_of(loop_class, script, groups=1, **options):
-    """Return what TRL's loop puts into the trainer's queue, for so many groups."""
+def samples_of(loop_class, script):
+    """Return what TRL's loop puts into the trainer's queue, of a group."""
     PartialState()  # as in the worker's process; TRL logs
     context = multiprocessing.get_context("spawn")
     loop = loop_class(
@@ -98,7 +94,7 @@ def samples_of(loop_class, script, groups=1, **options):
         eos_token_ids=stop_ids(script.tokenizer), rollout_buffer=queue.Queue(), metrics_queue=queue.Queue(),
         model_version_value=context.Value("i", 0), heartbeat_value=context.Value("d", 0.0),
         failed_event=context.Event(), exception_info_queue=queue.Queue(), max_inflight_tasks=EPISODES,
-        max_tool_calling_iterations=TURNS - 1, **{"num_generations": EPISODES, **options},
+        max_tool_calling_iterations=TURNS - 1, num_generations=EPISODES, environment_factory=Dial,
     )  # fmt: skip
 
     async def generate(prompt_ids):
@@ -109,21 +105,20 @@ def samples_of(loop_class, script, groups=1, **options):
         score = loop._score_group
 
         async def counted(group):
-            rows.append(await score(group))
-            if len(rows) == groups:
-                done.set()
-            return rows[-1]
+            groups.append(await score(group))
+            done.set()
+            return groups[-1]
 
         loop._score_group = counted
         await asyncio.gather(loop._generate_loop(stop_event=done), loop._score_loop(stop_event=done))
 
-    rows, loop._generate_one_turn = [], generate
+    groups, loop._generate_one_turn = [], generate
     try:
         loop._loop.run_until_complete(asyncio.wait_for(play(), 60))
     finally:
         loop._tool_pool.shutdown()
         loop._loop.close()
-    return rows[0]
+    return groups[0]
 
 
 def of_samples(samples):
@@ -147,91 +142,16 @@ def of_trajectories(trajectories):
 
 
 def test_rows_and_advantages_of_tools_are_those_of_our_own_rollout(page, tokenizer):
-    of_trl = samples_of(async_rollout_worker._AsyncRolloutLoop, Script(tokenizer), environment_factory=Dial)
     engine, script = ScriptedEngine(tokenizer, None), Script(tokenizer)
     engine.answer = lambda prompts: [Completion(*script(prompt)) for prompt in prompts]
     factory, _, _ = played_as(Dial, EpisodeLimits(TURNS), history="conversation")
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         actor = PromptActor(engine, ChatEncoder(tokenizer), template=WITH_ACTIONS, history="conversation")
         trajectories, _ = Player(pool, actor, EpisodeLimits(TURNS)).play([TASK] * EPISODES)
-    samples = samples_of(page.EnvironmentLoop, Script(tokenizer), environment_factory=Dial)
+    samples = samples_of(page.EnvironmentLoop, Script(tokenizer))
     counted = [one for one in trajectories if one.counted]
     assert {one.reward for one in counted} == {0.0, 10.0} and len({len(one.steps) for one in counted}) > 1
     assert of_samples([row for row in samples if row.advantage]) == +Counter(
         {row: number for row, number in of_trajectories(counted).items() if row[-1]}
     )
     assert len({row.group_id for row in samples}) == 1
-
-    rows = [TreeRow(), TreeRow()]
-    for row, part in ((rows[0], samples), (rows[1], of_trl)):
-        for sample in part:
-            row.add({name: getattr(sample, name) for name in ("input_ids", "completion_mask", "group_id")})
-    lengths = [sum(len(row.input_ids) for row in part) for part in (samples, of_trl)]
-    assert lengths[0] > 1.5 * lengths[1], "a step's prompt repeats the conversation"
-    assert len(rows[0].tokens) <= len(rows[1].tokens) + len(samples), "and costs a token more where steps part"
-
-
-class Session:
-    """An agent that ran: the requests it made, as OpenEnv captures them, and what it got. It rewrites its history."""
-
-    def __init__(self, episode, tokenizer):
-        self.reward, self.turns = [1.0, 0.0, None, 0.0][episode], []
-        for turn, place in enumerate(["hall", ["cellar", "attic"][episode % 2]]):
-            text = (
-                f"You came from elsewhere, {turn} doors ago. You are in the {place} of a very large house by the sea."
-            )
-            prompt, answer = tokenizer(text)["input_ids"], tokenizer(f"go {episode}")["input_ids"]
-            mask = [0] * len(prompt) + [int(turn == 0 or episode != 1)] * len(answer)
-            self.turns.append(
-                {
-                    "metadata": {"node_id": f"{episode}-{turn}"},
-                    "request": {"messages": [{"role": "user", "content": text}]},
-                    "response": {"choices": [{"message": {"role": "assistant", "content": f"go {episode}"}}]},
-                    "prompt_token_ids": prompt,
-                    "completion_token_ids": answer,
-                    "per_token_logps": [-1.0] * len(answer),
-                    "loss_mask": mask,
-                }
-            )
-
-    def wait_for_completion(self, timeout_s=None):
-        return 0
-
-    def fetch_training_trace(self):
-        return TrainingTrace.from_entries(self.turns)
-
-    def verify(self, transcript, final_state=None):
-        return VerifyResult(self.reward)
-
-    def close(self):
-        pass
-
-
-class Sessions(ResourceSessionFactory):
-    def __init__(self, tokenizer, sampling):
-        self.tokenizer, self.made, self.lock = tokenizer, Counter(), Lock()
-
-    def create(self, task, seed=None, episode_id=None):
-        with self.lock:
-            self.made[seed] += 1  # of a group
-            return Session(self.made[seed] - 1, self.tokenizer)
-
-
-def test_rows_and_advantages_of_an_unmodified_agent(page, tokenizer):
-    """Its second completion is context in one episode, and one episode has no result."""
-    script = Script(tokenizer)
-    sessions = partial(Sessions, tokenizer)
-    samples = samples_of(page.HarnessLoop, script, num_generations=4, harness_session_factory=sessions)
-    made = [Session(episode, tokenizer) for episode in range(4)]
-    states = [["hall", place] for place in ("cellar", "attic", "cellar", "attic")]
-    advantages = step_advantages(states, [one.reward for one in made], [0] * 4)
-    expected = {
-        (*turn["prompt_token_ids"], *turn["completion_token_ids"], -1, *turn["loss_mask"]): advantage
-        for one, credit in zip(made, advantages)
-        for turn, advantage in zip(one.turns, credit)
-        if any(turn["loss_mask"])
-    }
-    rows = {(*row.input_ids.tolist(), -1, *row.completion_mask.tolist()): row for row in samples}
-    assert len(samples) == len(expected) == 7
-    assert {row: sample.advantage for row, sample in rows.items()} == pytest.approx(expected)
-    assert all((row.old_log_probs == -row.completion_mask).all() for row in samples)

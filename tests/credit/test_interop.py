@@ -1,4 +1,4 @@
-"""The code of docs/elsewhere.md and frameworks/ runs: TRL's in TRL, the rest between stand-ins.
+"""The code of docs/elsewhere.md and frameworks/ runs: TRL's in TRL, verl's between stand-ins.
 
 The stand-ins have the names, arguments and shapes read in the frameworks' source (docs/elsewhere.md has the commits).
 They show that our lines put each number on its token, not that the framework still calls them.
@@ -18,7 +18,7 @@ import programs
 import pytest
 import torch
 
-from g2po_trl import StateGraph, Step, Trajectory, g2po
+from g2po_trl import StateGraph, Step, Trajectory, credit, g2po
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
@@ -33,8 +33,6 @@ EPISODES = [
     ("y", ["gate"], 0.0),
     ("y", ["gate", "gate"], 3.0),
 ]
-REWARDS = [reward for _, _, reward in EPISODES]
-MOST_TOKENS = 12
 
 
 def by_hand(episodes=EPISODES, gamma=0.95):
@@ -46,22 +44,14 @@ def by_hand(episodes=EPISODES, gamma=0.95):
     return np.split(g2po(graph), np.cumsum(graph.lengths)[:-1])
 
 
-def completion_length(place):
-    return 1 + place % 2
-
-
-def row(keys, numbers):
+def row(numbers):
     """One row of tokens: of each step, its completion's mask and number, then two tokens of the next message."""
     mask, values = [], []
     for place, number in enumerate(numbers):
-        mask += [1] * completion_length(place) + [0, 0]
-        values += [number] * completion_length(place) + [0.0, 0.0]
-    assert len(keys) == len(numbers)
+        length = 1 + place % 2
+        mask += [1] * length + [0, 0]
+        values += [number] * length + [0.0, 0.0]
     return mask[:-2], values[:-2]
-
-
-def padded(rows, width=MOST_TOKENS):
-    return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows])
 
 
 @pytest.fixture
@@ -89,12 +79,14 @@ def test_the_first_lines_print_what_they_say(capsys):
     assert capsys.readouterr().out.split() == re.search(r"# (\[2\.6.*\])", BLOCKS[0])[1].split()
 
 
-def test_every_block_is_run_here():
+def test_every_block_is_run_here_or_imports_what_there_is():
     tested = set(re.findall(r'(?:load\(|CODE\[)\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-    assert set(CODE) == tested | {"async_grpo.py"}  # tests/credit/test_async_grpo.py
-
-
-# --- Logged runs -----------------------------------------------------------------------------------------------------
+    tested |= {"async_grpo.py"}  # tests/credit/test_async_grpo.py
+    assert set(CODE) - tested == {"verl_agent_graph.py", "prime_graph.py", "skyrl_graph.py", "swift_graph.py"}
+    for name in set(CODE) - tested:
+        compile(CODE[name], name, "exec")
+        for imported in re.findall(r"from g2po_trl\.credit import (.+)", CODE[name]):
+            assert all(hasattr(credit, function) for function in imported.split(", "))
 
 
 def test_logged_runs_are_credited_by_the_key_of_the_page(load, tmp_path, monkeypatch, capsys):
@@ -126,9 +118,6 @@ def test_logged_runs_are_credited_by_the_key_of_the_page(load, tmp_path, monkeyp
     np.testing.assert_allclose(
         [float(words[3]) for words in printed], np.add(episode, [2**-0.5, 0, 0, 0, -(2**-0.5)]), rtol=1e-5
     )
-
-
-# --- TRL, for real ---------------------------------------------------------------------------------------------------
 
 
 class Rooms:
@@ -206,9 +195,6 @@ def test_trl_trains_on_the_advantages_of_the_graph(tiny_model_dir, tmp_path, ran
     assert different > 0, "no episode has steps of different worth: the test shows nothing"
 
 
-# --- the others, between stand-ins -----------------------------------------------------------------------------------
-
-
 def test_verl_puts_each_step_on_its_tokens(load):
     stored = {}
 
@@ -260,7 +246,7 @@ def test_verl_puts_each_step_on_its_tokens(load):
         for key in keys:
             data.messages.append({"role": "tool", "content": key})
             assert asyncio.run(loop._handle_generating_state(data, {})) == "processing_tools"
-        mask, values = row(keys, steps)
+        mask, values = row(steps)
         scores = torch.zeros(len(mask))
         scores[-1] = reward
         stored[f"{group}_{number}_0"] = {
@@ -276,139 +262,3 @@ def test_verl_puts_each_step_on_its_tokens(load):
     for key in order:
         torch.testing.assert_close(stored[key]["advantages"], torch.tensor(stored[key]["expected"]).float())
     assert "advantages" not in stored["pad_0_0"]
-
-
-def test_verl_agent_credits_rows_before_they_are_copied(load):
-    core_gigpo = ModuleType("gigpo.core_gigpo")
-    load("verl_agent_graph.py", {"gigpo": {"core_gigpo": core_gigpo}})
-    rows = [(group, number, key, reward) for number, (group, keys, reward) in enumerate(EPISODES) for key in keys]
-    names = ("uid", "traj_uid", "anchor_obs", "episode_rewards")
-    columns = {name: np.array(values, dtype=object) for name, values in zip(names, zip(*rows))}
-    batch = SimpleNamespace(non_tensor_batch=columns)
-    steps = core_gigpo.compute_step_discounted_returns(batch=batch, gamma=0.9)
-    np.testing.assert_allclose(steps.numpy(), np.concatenate(by_hand(gamma=0.9)), rtol=1e-6)
-
-    copied = torch.tensor([3, 0, 0, 5])
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]])
-    advantages, returns = core_gigpo.compute_gigpo_outcome_advantage(
-        token_level_rewards=None, step_rewards=steps[copied], response_mask=mask, anchor_obs=None, index=None,
-        traj_index=None, step_advantage_w=1.0, mode="mean_norm", enable_similarity=False, similarity_thresh=0.95,
-    )  # fmt: skip
-    torch.testing.assert_close(advantages, steps[copied][:, None] * mask)
-    assert advantages is returns
-
-
-def test_skyrl_reads_keys_from_the_masked_tokens(load):
-    class RayPPOTrainer:
-        def convert_to_training_input(self, generator_output, uids):
-            mask = padded([[1] * len(ids) for ids in generator_output["response_ids"]] + [[1]])  # a row of padding
-            self.data = type("TrainingInputBatch", (dict,), {"metadata": {"uids": uids}})(response_mask=mask)
-            return self.data
-
-        def compute_advantages_and_returns(self, data):
-            data["advantages"] = data["response_mask"] * 7.0
-            return data
-
-    hook = load("skyrl_graph.py", {"skyrl.train.trainer": {"RayPPOTrainer": RayPPOTrainer}})
-    names = {"hall": [5, 6], "gate": [7], "kitchen": [8, 8], "cellar": [9]}
-    output = {n: [] for n in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "is_last_step")}
-    uids = []
-    for group, keys, reward in EPISODES:
-        for place in range(len(keys)):
-            completion, last = [3] * completion_length(place), place == len(keys) - 1
-            told = [1] if last else names[keys[place + 1]]
-            output["prompt_token_ids"].append([1, 2, *names[keys[0]], *[4] * place])  # the history, of any length
-            output["response_ids"].append(completion + told)
-            output["loss_masks"].append([1] * len(completion) + [0] * len(told))
-            output["rewards"].append([0.0] * (len(completion + told) - 1) + [reward * last])
-            output["is_last_step"].append(last)
-            uids.append(group)
-    trainer = hook.GraphTrainer()
-    data = trainer.convert_to_training_input(output, uids)
-    assert trainer.compute_advantages_and_returns(data) is data
-    # A first state is the prompt's, and no other message is: the hall come back to is another node.
-    episodes = [(group, [f"{key} first" if i == 0 else key for i, key in enumerate(keys)], reward)
-                for group, keys, reward in EPISODES]  # fmt: skip
-    expected = torch.tensor([*np.concatenate(by_hand(episodes)), 0.0])[:, None] * data["response_mask"]
-    torch.testing.assert_close(data["advantages"], expected.float())
-    assert "step_advantages" not in data.metadata
-
-
-def message_trace(keys, reward):
-    """A trace of verifiers' v1, as far as it is read: messages as a graph, their tokens masked."""
-    nodes = [
-        SimpleNamespace(parent=None, mask=[False, False], message=SimpleNamespace(content="rules"), advantages=None)
-    ]
-    for place, key in enumerate(keys):
-        parent = len(nodes) - 1
-        for mask, text in (([False] * 3, key), ([False] + [True] * completion_length(place), "go")):
-            message = SimpleNamespace(content=text)
-            nodes.append(SimpleNamespace(parent=parent, mask=mask, message=message, advantages=None))
-            parent += 1
-    return SimpleNamespace(nodes=nodes, reward=reward, agent=SimpleNamespace(name="agent"))
-
-
-def test_prime_rl_gives_each_completion_its_number(load):
-    def assign_advantages(trace, values):
-        values = iter(values)
-        for node in trace.nodes:
-            if any(node.mask):
-                node.advantages = [next(values) for _ in range(sum(node.mask))]
-        assert next(values, None) is None
-
-    base = {
-        "Algorithm": object,
-        "iter_trainable_traces": lambda episodes: ((e, trace) for e in episodes for trace in e.traces),
-    }
-    hook = load(
-        "prime_graph.py",
-        {
-            "prime_rl.orchestrator.algo.base": base,
-            "prime_rl.orchestrator.algo.routing": {"assign_advantages": assign_advantages},
-            "verifiers.v1.types": {"content_text": lambda content: content},
-        },
-    )
-    group = [episode for episode in EPISODES if episode[0] == "x"]
-    episodes = [SimpleNamespace(traces=[message_trace(keys, reward)]) for _, keys, reward in group]
-    asyncio.run(hook.G2POAlgorithm().score_group(episodes))
-    for episode, steps in zip(episodes, by_hand(group)):
-        got = [node.advantages for node in episode.traces[0].nodes if node.advantages]
-        assert got == [[number] * completion_length(place) for place, number in enumerate(steps)]
-    asyncio.run(hook.G2POAlgorithm().score_group([]))
-
-
-def test_ms_swift_replaces_the_batches_advantages(load):
-    class GRPOTrainer:
-        model, num_generations = SimpleNamespace(training=True), 2
-        accelerator = SimpleNamespace(process_index=0)
-
-        def _postprocess_batch(self, samples, batch_encoded_inputs):
-            for encoded in batch_encoded_inputs:
-                encoded["grpo_batch"].advantages = encoded["grpo_batch"].completion_mask * 7.0
-
-    factory = type("TrainerFactory", (), {"TRAINER_MAPPING": {"grpo": "swift.rlhf_trainers.GRPOTrainer"}})
-    hook = load(
-        "swift_graph.py",
-        {
-            "swift.rlhf_trainers": {"GRPOTrainer": GRPOTrainer},
-            "swift.trainers.trainer_factory": {"TrainerFactory": factory},
-        },
-    )
-    assert factory.TRAINER_MAPPING["grpo"] == "swift_graph.GraphGRPOTrainer"
-    samples, masks, expected = [], [], []
-    for (_, keys, _), steps in zip(EPISODES, by_hand()):
-        turns = [[{"role": "user", "content": key}, {"role": "assistant", "content": [3]}] for key in keys]
-        samples.append(SimpleNamespace(messages=[{"role": "system", "content": "play"}, *sum(turns, [])]))
-        mask, values = row(keys, steps)
-        masks.append(mask)
-        expected.append(values)
-    batches = [SimpleNamespace(completion_mask=padded(masks[i : i + 2]).bool()) for i in (0, 2)]
-    trainer = hook.GraphGRPOTrainer()
-    trainer._rewards_per_func, trainer.reward_weights = (
-        torch.tensor([[reward, 1.0] for reward in REWARDS]),
-        torch.ones(2),
-    )
-    trainer.reward_weights[1] = 0.0
-    trainer._postprocess_batch(samples, [{"grpo_batch": batch} for batch in batches])
-    got = torch.cat([batch.advantages for batch in batches])
-    torch.testing.assert_close(got, padded(expected).float())

@@ -1,6 +1,5 @@
 """What counts as one state: normalised texts by hand, similar texts, the same on any number of ranks."""
 
-import random
 import sys
 
 import pytest
@@ -60,39 +59,12 @@ def test_requests_to_others_are_not_similar_in_any_normalisation():
         assert len(set(merge_similar([normalise(Step("", "", state_key=key)) for key in keys], 0.5).values())) == 2
 
 
-def test_texts_that_differ_in_a_word_are_one_state_and_others_are_not():
+def test_texts_that_differ_in_a_word_are_one_state_in_any_order():
     texts = [LONG, LONG.replace("four", "five"), LONG.replace("rains", "snows"), "the cellar is dark", "nothing"]
     merged = merge_similar(texts, 0.7)
     assert len(set(merged.values())) == 3
     assert merged[texts[0]] == merged[texts[1]] == merged[texts[2]] == min(texts[:3])
-    assert merge_similar([], 0.5) == {}
-
-
-def test_merging_does_not_depend_on_order():
-    rng = random.Random(0)
-    words = LONG.split()
-    texts = [" ".join(rng.choice(words) if rng.random() < 0.06 else w for w in words) for _ in range(30)]
-    merged = merge_similar(texts, 0.7)
-    assert 1 < len(set(merged.values())) < len(set(texts)) / 2
-    for _ in range(3):
-        rng.shuffle(texts)
-        assert merge_similar(texts, 0.7) == merged
-
-
-def test_nearly_all_pairs_above_the_threshold_are_found():
-    """Candidates come by chance (MinHash): count what is missed, against all pairs."""
-    rng = random.Random(1)
-    vocabulary = [f"w{i}" for i in range(500)]
-    missed = found = 0
-    for _ in range(60):
-        words = [rng.choice(vocabulary) for _ in range(60)]
-        changed = list(words)
-        changed[rng.randrange(60)] = "other"
-        pair = " ".join(words), " ".join(changed)
-        if similarity(*map(word_pairs, pair)) >= 0.9:
-            together = len(set(merge_similar(pair, 0.9).values())) == 1
-            found, missed = found + together, missed + (not together)
-    assert found > 50 and missed == 0
+    assert merge_similar(texts[::-1], 0.7) == merged and merge_similar([], 0.5) == {}
 
 
 def trajectories_of(*texts):
@@ -110,14 +82,8 @@ def test_groups_do_not_mix_and_errors_stay_out():
     assert StateGraph.from_groups([played[:2]]).num_nodes == 1
 
 
-@pytest.mark.parametrize(
-    ("state_key", "threshold"), [(None, None), ("similar", 0.9), ("similar:0.85", 0.85), ("similar:1e-1", 0.1)]
-)
-def test_thresholds_of_similar_keys(state_key, threshold):
-    assert similarity_threshold(state_key) == threshold
-
-
 def test_similar_keys_need_datasketch(monkeypatch):
+    assert similarity_threshold("similar") == 0.9
     monkeypatch.setitem(sys.modules, "datasketch", None)
     assert similarity_threshold(None) is None
     with refused("state_key"):
@@ -140,9 +106,6 @@ def test_details_are_ignored_before_similar_keys_are_merged(state_key, ignores, 
     assert [step.key for step in played[0].steps] == [*keys, "cellar"]
 
 
-# -- in the trainer ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "number", "keys"),
     [({"key_function": lambda step: "anywhere"}, 2, {"anywhere"}), ({"state_key": "similar:0.15"}, 4, {"room 1"})],
@@ -155,11 +118,6 @@ def test_the_users_key_makes_the_nodes(make_trainer, options, number, keys):
     assert [entry["graph/nodes"] for entry in trainer.state.log_history if "graph/nodes" in entry] == [number]
     assert {step.state_key for one in played_in(trainer) for step in one.steps} >= keys
     assert read_run(trainer.args.output_dir)["trainer"]["state_key"] == options.get("state_key")
-
-
-def test_two_keys_are_refused(make_trainer):
-    with refused("state_key"):
-        make_trainer(state_key="similar", key_function=str)
 
 
 def test_a_normalised_key_of_a_request():

@@ -10,7 +10,7 @@ from conftest import build_tokenizer
 from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
 from refusals import refused
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from g2po_trl import G2POConfig
 from g2po_trl.engines.base import Engine
@@ -45,22 +45,6 @@ def test_where_a_completion_ends(text, kept, complete):
     assert completion.logprobs == [-float(i) for i in range(len(completion.ids))]
     ids = tokenizer("</a> go<|im_end|>x")["input_ids"]
     assert tokenizer.decode(engine._completion(Sampling(), ids).ids) == "</a> go<|im_end|>", "no stop sequences"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "batches"),
-    [
-        ([10, 30, 20], [[1, 2, 0]]),
-        ([18_000] * 4, [[0, 1, 2], [3]]),  # of one length: without a mask
-        ([18_000, 17_999, 18_000, 17_999], [[0, 2], [1, 3]]),
-        ([17_999, 18_000, 17_998], [[1], [0], [2]]),
-        ([9_001, 9_002, 9_003, 9_004], [[3, 2, 1], [0]]),
-    ],
-)
-def test_long_prompts_share_a_call_if_its_mask_is_small(lengths, batches):
-    tokenizer = build_tokenizer()
-    engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], None, batch_tokens=65536)
-    assert engine._batches([range(length) for length in lengths], 16, LlamaConfig()) == batches
 
 
 def test_generate_stops_at_stop_sequences(make_trainer):

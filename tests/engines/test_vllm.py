@@ -143,36 +143,3 @@ def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
                 for name in ("observation", "action", "completion"):
                     assert getattr(one, name) == getattr(other, name)
                 assert tokenizer.decode(one.prompt_ids) == other.prompt
-
-
-def test_an_adapter_is_evaluated_by_vllm_as_by_transformers(tmp_path):
-    """Greedily, so that both play the same."""
-    pytest.importorskip("alfworld")
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from g2po_envs.alfworld import generate_games
-    from g2po_envs.alfworld.tiny import tiny_model_path
-
-    generate_games(tmp_path / "games", "held-out", 6, seed=3, size="tiny", progress=False)
-    torch.manual_seed(0)
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_path()), LoraConfig(r=8))
-    for name, weight in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.2)
-    adapted.save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(tmp_path / "adapter")
-    actions = []
-    for model, engine in (("adapter", "transformers"), ("adapter", "vllm"), (tiny_model_path(), "vllm")):
-        options = '{"max_model_len": 600, "max_num_seqs": 8}' if engine == "vllm" else '{"dtype": "float32"}'
-        output = tmp_path / str(len(actions))
-        g2po(
-            *("evaluate", "--model", tmp_path / model, "--engine", engine, "--engine-options", options),
-            *("--environment", "alfworld", "--panel", tmp_path / "games", "--panel-options", '{"compact": true}'),
-            *("--temperature", 0, "--max-completion-length", 24, "--num-environment-workers", 1, "--output", output),
-        )
-        played = map(json.loads, (output / "trajectories" / "direct-0.jsonl").read_text().splitlines())
-        played = sorted(played, key=lambda t: t["info"]["panel_index"])
-        actions.append([[step["action"] for step in t["steps"]] for t in played])
-    assert actions[0] == actions[1] != actions[2]

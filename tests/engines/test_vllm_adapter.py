@@ -1,22 +1,16 @@
-"""When a colocated vLLM is started with room for an adapter, and what it is then given. Without vLLM."""
+"""When a colocated vLLM serves an adapter, and what it is then given. Without vLLM."""
 
-import sys
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from adapter_models import CASES, adapted, dense
+from adapter_models import adapted, dense
 from peft import IA3Config, LoraConfig, get_peft_model
 from refusals import refused
-from trl.generation import vllm_generation
-from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
 from g2po_trl.engines.adapter_weights import merged_parameters
-from g2po_trl.engines.vllm_adapter import AdapterGeneration, ServedAdapter, why_merged, why_not_served
-from g2po_trl.utils.trl_compat import vllm_generation_class
+from g2po_trl.engines.vllm_adapter import ServedAdapter, why_merged, why_not_served
 
 ALL_LINEAR = {"target_modules": "all-linear"}
 
@@ -70,79 +64,6 @@ def test_other_reasons_to_merge():
     assert "one LoRA adapter" in why_merged(get_peft_model(dense(), IA3Config(**ALL_LINEAR, feedforward_modules=[])))
 
 
-class Started(Exception):
-    pass
-
-
-@pytest.fixture
-def start(monkeypatch):
-    """Starts TRL's wrapper as `GRPOTrainer` does, with a vLLM that says what it was started with."""
-
-    class Architecture:
-        pass
-
-    dtypes, served = {"model": torch.bfloat16}, [Architecture]
-    registry = SimpleNamespace(resolve_model_cls=lambda names, config: (Architecture, "name"))
-
-    class EngineArgs:
-        def __init__(self, model, trust_remote_code):
-            self.model = model
-
-        def create_model_config(self):
-            return SimpleNamespace(dtype=dtypes["model"], registry=registry, architectures=["A"])
-
-    def llm(**options):
-        raise Started({name: options[name] for name in options if "lora" in name})
-
-    modules = {
-        "vllm": SimpleNamespace(__version__="0.31.0"),
-        "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=EngineArgs),
-        "vllm.model_executor.models": SimpleNamespace(supports_lora=lambda architecture: architecture in served),
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(vllm_generation, "LLM", llm, raising=False)
-    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
-    monkeypatch.setattr(vllm_generation, "is_bitsandbytes_available", lambda: False)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")  # TRL sets them
-
-    def started(model, merge, dtype=torch.bfloat16, serves=True, **options):
-        dtypes["model"] = dtype
-        served[:] = [Architecture] if serves else []
-        accelerator = SimpleNamespace(num_processes=1, process_index=0, local_process_index=0, is_main_process=True)
-        accelerator.state = SimpleNamespace()
-        monkeypatch.setattr(vllm_generation, "DistributedBackend", lambda accelerator: None)
-        with vllm_generation_class(partial(AdapterGeneration, merge=merge)), pytest.raises(Started) as what:
-            given = {"model": model, "accelerator": accelerator, "processing_class": None, "mode": "colocate"}
-            grpo_trainer.VLLMGeneration(**given, **options)
-        assert grpo_trainer.VLLMGeneration is VLLMGeneration and vllm_generation.LLM is llm
-        return what.value.args[0]
-
-    return started
-
-
-def test_vllm_is_started_with_room_for_the_adapter_where_it_rounds(start, caplog):
-    model = adapted(dense, ALL_LINEAR)
-    room = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
-    assert start(model, None) == room
-    assert start(get_peft_model(dense(), LoraConfig(r=65, **ALL_LINEAR)), None) == room | {"max_lora_rank": 128}
-    assert start(model, None, dtype=torch.float32) == {}
-    assert start(model, False, dtype=torch.float32) == room
-    assert start(model, True) == {} and start(dense(), None) == {}
-    assert caplog.messages == []
-    assert start(model, None, serves=False) == {}
-    assert start(model, None, enable_sleep_mode=True) == {}
-    assert [("Architecture" in m, "sleep_mode" in m) for m in caplog.messages] == [(True, False), (False, True)]
-    sys.modules["vllm"].__version__ = "0.27.1"
-    assert start(model, None) == {} and "0.28" in caplog.text
-
-
-def test_merging_that_was_ruled_out_is_refused(start):
-    with refused("merge_adapter"):
-        start(adapted(dense, CASES["DoRA"][1]), False)
-
-
 ATTENTION, MLP = "model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"
 
 
@@ -164,10 +85,10 @@ def vllm_with(wrapped):
 def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
     """What it wraps shows in its modules."""
     model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
-    partly = ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None)
-    assert partly.merges and "it serves no down_proj" in caplog.text and partly.load() is None
+    partly = ServedAdapter(vllm_with([MLP]), model, nullcontext, None)
+    assert partly.merges and "it serves no q_proj" in caplog.text and partly.load() is None
     with refused("merge_adapter"):
-        ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None, merge=False)
+        ServedAdapter(vllm_with([MLP]), model, nullcontext, None, merge=False)
     assert not ServedAdapter(vllm_with([ATTENTION, MLP]), model, nullcontext, None).merges
 
 

@@ -16,7 +16,7 @@ from g2po_trl.update.attention import why_not_by_branches
 from g2po_trl.update.policy.probe import why_not_forked
 
 # Between them: a window of all layers, of some, sinks, absolute positions, no positions, convolutions, a recurrence.
-FAST = ("Mistral with a window", "Gemma-3", "GPT-OSS", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
+FAST = ("Mistral with a window", "GPT-OSS", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
 WITHOUT_LORA = dict.fromkeys(("Granite 4, hybrid", "Falcon-H1", "Nemotron-H", "Mamba-2"), ["out_proj"])
 WITHOUT_LORA |= dict.fromkeys(("Llama 4", "Phi-3.5 MoE"), ["router"])
 EXACT = 1e-4  # nats, and of the gradient's length

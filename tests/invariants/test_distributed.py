@@ -34,20 +34,20 @@ NOT_COMPARED = ("total_flos", *(f"update/{name}" for name in NOT_COMPARED))
 DEEPSPEED = [pytest.mark.deepspeed, needs_deepspeed]
 
 
+# By default each scenario once, the hardest sharded: all others by `make test-slow`.
 @pytest.mark.parametrize(
     ("scenario", "loss_type", "sharding"),
     [
         ("groups over both ranks", "dapo", "none"),
-        pytest.param("groups over both ranks", "grpo", "none", marks=pytest.mark.slow),
         ("three times the samples", "dapo", "none"),
-        ("a rank of errors", "dapo", "none"),
         ("a rank of errors", "ppo", "none"),
-        ("groups over both ranks", "dapo", "fsdp2"),
         ("a rank of errors", "grpo", "fsdp2"),
-        ("several environments", "dapo", "none"),
         ("several environments", "dapo", "fsdp2"),
-        ("mini-batches", "dapo", "none"),
         ("mini-batches", "grpo", "fsdp2"),
+        pytest.param("groups over both ranks", "grpo", "none", marks=pytest.mark.slow),
+        pytest.param("groups over both ranks", "dapo", "fsdp2", marks=pytest.mark.slow),
+        pytest.param("several environments", "dapo", "none", marks=pytest.mark.slow),
+        pytest.param("mini-batches", "dapo", "none", marks=pytest.mark.slow),
         pytest.param("groups over both ranks", "dapo", "zero2", marks=DEEPSPEED),
         pytest.param("groups over both ranks", "dapo", "zero3", marks=DEEPSPEED),
         pytest.param("a rank of errors", "grpo", "zero3", marks=DEEPSPEED),
@@ -108,11 +108,13 @@ def weights_of(folder):
     return torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()])
 
 
-ADAPTER = pytest.param("an adapter", "fsdp2", marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
-    ("scenario", "sharding"), [("groups over both ranks", "none"), ("groups over both ranks", "fsdp2"), ADAPTER]
+    ("scenario", "sharding"),
+    [
+        ("groups over both ranks", "fsdp2"),
+        pytest.param("groups over both ranks", "none", marks=pytest.mark.slow),
+        pytest.param("an adapter", "fsdp2", marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model_dir, scenario, sharding):
     """From the checkpoint after the third of four steps, two to an iteration: half its step samples are in it."""

@@ -1,7 +1,6 @@
 """What holds of every estimator on any trajectories, found or refuted by hypothesis."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from letter_graphs import ESTIMATORS
@@ -18,8 +17,7 @@ EPISODES = st.one_of(
 GROUPS = st.lists(st.lists(EPISODES, min_size=1, max_size=5), min_size=1, max_size=3)
 # gamma and value_lambda
 VALUES = st.tuples(st.floats(0.1, 1.0), st.sampled_from([1.0, 0.9, 0.5, 0.0]))
-every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=60, deadline=None)
 
 
 def trajectories(groups, rename=str):
@@ -30,51 +28,38 @@ def trajectories(groups, rename=str):
     return [[played(f"task {number}", *episode) for episode in group] for number, group in enumerate(groups)]
 
 
-def by_trajectory(name, groups, values):
-    """The advantages of each trajectory, [group][trajectory] -> array."""
-    advantages = iter(ESTIMATORS[name](StateGraph.from_groups(groups, *values)))
-    return [[np.array([next(advantages) for _ in t.steps]) for t in group] for group in groups]
+def by_trajectory(groups, values):
+    """The advantages of each trajectory by each estimator, [group][trajectory] -> array (estimators, steps)."""
+    graph = StateGraph.from_groups(groups, *values)
+    advantages = np.stack([estimator(graph) for estimator in ESTIMATORS.values()])
+    parts = iter(np.split(advantages, np.cumsum(graph.lengths)[:-1], axis=1))
+    return [[next(parts) for _ in group] for group in groups]
 
 
-def same(first, second):
-    return all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for x, y in zip(first, second) for a, b in zip(x, y))
+def assert_same(first, second):
+    for of_group, of_other in zip(first, second, strict=True):
+        for one, other in zip(of_group, of_other, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-@every_estimator
-@quick
-@given(groups=GROUPS, values=VALUES)
-def test_always_finite_and_nothing_for_errors(name, groups, values):
-    for group, advantages in zip(groups, by_trajectory(name, trajectories(groups), values)):
-        for (_, _, broken), of_steps in zip(group, advantages):
-            assert np.isfinite(of_steps).all() and not (broken and of_steps.any())
-
-
-@every_estimator
 @quick
 @given(groups=GROUPS, values=VALUES, seed=st.integers(0, 99))
-def test_order_of_trajectories_changes_nothing(name, groups, values, seed):
+def test_order_of_trajectories_changes_nothing_and_errors_get_nothing(groups, values, seed):
     played = trajectories(groups)
+    found = by_trajectory(played, values)
+    for group, advantages in zip(groups, found):
+        for (_, _, broken), of_steps in zip(group, advantages):
+            assert np.isfinite(of_steps).all() and not (broken and of_steps.any())
     orders = [np.random.default_rng(seed).permutation(len(group)) for group in played]
-    shuffled = by_trajectory(name, [[group[i] for i in order] for group, order in zip(played, orders)], values)
-    expected = [[a[i] for i in order] for a, order in zip(by_trajectory(name, played, values), orders)]
-    assert same(shuffled, expected)
+    shuffled = by_trajectory([[group[i] for i in order] for group, order in zip(played, orders)], values)
+    assert_same(shuffled, [[of_group[i] for i in order] for of_group, order in zip(found, orders)])
 
 
-@every_estimator
 @quick
 @given(groups=GROUPS, values=VALUES)
-def test_names_of_states_change_nothing(name, groups, values):
-    renamed = trajectories(groups, rename=lambda key: f"<{ord(key) * 7919}>")
-    assert same(by_trajectory(name, trajectories(groups), values), by_trajectory(name, renamed, values))
-
-
-@every_estimator
-@quick
-@given(groups=GROUPS, values=VALUES)
-def test_other_groups_change_nothing(name, groups, values):
-    played = trajectories(groups)
-    alone = [by_trajectory(name, [group], values)[0] for group in played]
-    assert same(by_trajectory(name, played, values), alone)
+def test_other_groups_and_names_of_states_change_nothing(groups, values):
+    found, renamed = by_trajectory(trajectories(groups), values), trajectories(groups, lambda key: f"<{ord(key) * 7}>")
+    assert_same(found, [by_trajectory([group], values)[0] for group in renamed])
 
 
 @quick

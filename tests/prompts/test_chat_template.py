@@ -4,10 +4,8 @@ import re
 from datetime import date
 
 import pytest
-import vision_models
 from refusals import refused
 from shipped_templates import TEMPLATES, tokenizer_of
-from transformers import AutoProcessor, AutoTokenizer
 
 from g2po_trl.prompts.template import DEFAULT_PROMPT, PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder, ChatTemplate
@@ -16,11 +14,6 @@ ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}" + ASK
 DEMANDING = "{% if messages[0].role != 'system' %}{{ raise_exception('who am I?') }}{% endif %}" + CHATML
 DEAF = CHATML.replace("in messages", "in messages if m.role != 'system'")
-BLOCKS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for block in m.content %}"
-    "{% if block.type == 'image' %}<image>{% elif block.type == 'text' %}{{ block.text }}{% endif %}{% endfor %}"
-    "<|im_end|>\n{% endfor %}"
-) + ASK
 OWN = {"a system message demanded": DEMANDING, "the system message left out": DEAF}
 PROMPT = PromptTemplate(first="Look: {observation}", later="Done:\n{history}\nLook: {observation}", system="You shop.")
 CONVERSATION = [
@@ -69,21 +62,6 @@ def test_variables_of_a_template_are_known_or_refused_before_any_work():
     for tokenizer.chat_template in ("{{ raise_exception('closed on Sundays') }}", "Hello!"):
         with refused("chat_template"):
             ChatTemplate(tokenizer)(CONVERSATION)
-
-
-@pytest.mark.parametrize("template", [CHATML, BLOCKS])
-def test_a_processor_is_used_by_its_tokenizer(tmp_path, template):
-    """Called with texts as a tokenizer is, a processor takes them for images."""
-    made = vision_models.gemma3()[0]
-    made.chat_template = template
-    made.save_pretrained(tmp_path)
-    processor, tokenizer = AutoProcessor.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    encode = ChatEncoder(processor)
-    ids, text = encode(CONVERSATION)
-    assert all(message["content"] in text for message in CONVERSATION)
-    assert ids == processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert encode.decode(ids[:-1] + [tokenizer.eos_token_id]).endswith("assistant")
-    assert ChatEncoder(tokenizer)(CONVERSATION) == (ids, text), "the same checkpoint by its tokenizer"
 
 
 @pytest.mark.parametrize("name", ["llama3_2", "gptoss"])

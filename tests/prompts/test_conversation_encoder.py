@@ -19,8 +19,6 @@ from g2po_trl.prompts.tool_calls import NativeTools, ProseTools
 
 USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
 ANSWER, LATE = {"role": "assistant", "content": "hm"}, {"role": "system", "content": "since then"}
-
-
 RESULT = {"role": "tool", "name": "turn", "content": "No."}
 
 
@@ -101,7 +99,7 @@ def test_ids_after_a_tool_call_are_those_of_trl(family):
     assert second.ids == first.ids + ids + suffix and second.continues == 2
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "llama3_1", "glm4moe"])
+@pytest.mark.parametrize("name", ["qwen3_5_think", "llama3_1", "glm4moe"])
 def test_an_agent_reads_tags_that_are_special_tokens(name):
     tokenizer = tokenizer_of(name)
     tokenizer.add_tokens(["<answer>", "</answer>"], special_tokens=True)
@@ -149,20 +147,6 @@ def test_a_token_that_ends_a_message_and_begins_the_next_is_read_once():
     tokenizer, encoder = made("glm4moe")
     _, _, second = play(encoder, tokenizer, "hm", ANSWER, [USER])
     assert second.continues and tokenizer.decode(second.ids).endswith("hm<|user|>\nask<|assistant|>")
-
-
-@pytest.mark.parametrize("arguments", ["{digit", [7], 5, True])
-def test_arguments_that_are_no_object_are_rendered_or_refused(family, arguments):
-    """Of a program's own history; many templates render objects alone."""
-    _, tokenizer, encoder = family
-    answer = calling({"type": "function", "function": {"name": "turn", "arguments": arguments}})
-    try:
-        text = tokenizer.decode(rendered(encoder, [*TASK, answer, RESULT], TOOLS))
-    except PromptError as error:
-        assert str(error).startswith("conversation refused: the chat template raises")
-    else:
-        assert "turn" in text and "No." in text
-        assert str(arguments).lower() in text.lower() or encoder.tools.native
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +245,7 @@ def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
         answer = {"role": "assistant", "content": f"act {turns}"}
         transcript.add(prompt, None, answer, [*tokenizer(f"act {turns}")["input_ids"], tokenizer.eos_token_id])
     assert dropped[:8] == [0] * 8 and dropped[8] >= 2 and dropped == sorted(dropped)
-    assert [not c for c in continued].count(True) == 1 + len(set(dropped)) - 1, "afresh at first, and where turns went"
+    assert continued.count(False) == len(set(dropped)), "afresh at first, and where turns went"
     with refused("max_prompt_length"):
         encoder.prompt(ChatRequest(long_conversation(11)), Transcript(), limit)
 
@@ -275,17 +259,6 @@ def test_a_long_task_stays_after_an_example_and_loses_its_middle(qwen):
     assert 140 <= len(prompt.ids) <= 150 and prompt.truncated
     assert all(part in text for part in ("Be brief.", "hm", "begin", "finish", "seen 19"))
     assert [message["content"] for message in prompt.messages[4:6]] == ["act 19", "seen 19"]
-
-
-def test_text_between_turns_without_an_end_token_is_kept():
-    tokenizer = tokenizer_of("qwen2_5")
-    turns = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-    tokenizer.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
-    encoder, transcript = ConversationEncoder(ChatEncoder(tokenizer)), Transcript()
-    transcript.add(encoder.prompt(ChatRequest([USER]), transcript), None, ANSWER, tokenizer(" hm")["input_ids"])
-    second = encoder.prompt(ChatRequest([USER, ANSWER, USER]), transcript)
-    assert second.continues == 1
-    assert tokenizer.decode(second.ids) == "user: ask\nassistant: hm\nuser: ask\nassistant:"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5"])
@@ -307,17 +280,9 @@ def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     assert read[0] == read[1]
 
 
-def test_template_that_raises_any_error_for_calls_gets_prose():
-    tokenizer = tokenizer_of("qwen2_5")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content + (m.tool_calls or '') }}{% endfor %}"
-    encoder = ConversationEncoder(ChatEncoder(tokenizer))
-    assert '"digit": 7' in encoder.prompt(ChatRequest([USER, calling(CALL), RESULT], TOOLS), Transcript()).text
-
-
 def test_prose_describes_tools_and_writes_calls_and_results_as_text():
-    rendered, tools = ProseTools().render([TASK[1], {**calling(CALL), "content": "hm"}, RESULT], TOOLS)
-    assert tools is None and [m["role"] for m in rendered] == ["system", "user", "assistant", "user"]
-    assert json.dumps(TOOLS[0]["function"]) in rendered[0]["content"]
-    assert rendered[2]["content"] == 'hm\n<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>'
-    assert ProseTools().render(TASK, TOOLS)[0][0]["content"].startswith("Be brief.\n\nYou can call")
+    written, tools = ProseTools().render([TASK[1], {**calling(CALL), "content": "hm"}, RESULT], TOOLS)
+    assert tools is None and [m["role"] for m in written] == ["system", "user", "assistant", "user"]
+    assert json.dumps(TOOLS[0]["function"]) in written[0]["content"]
+    assert written[2]["content"] == 'hm\n<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>'
     assert ProseTools().render(TASK, None) == (TASK, None)

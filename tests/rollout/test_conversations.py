@@ -18,7 +18,6 @@ from trl.chat_template_utils import parse_response
 from g2po_trl import EpisodeLimits, Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.setup import played_as
-from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -27,14 +26,9 @@ from g2po_trl.rollout.conversations import Conversations, request_of
 from g2po_trl.rollout.episode import Episode, sent
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.metrics import summarize
-from g2po_trl.trajectory import Step
 
 
-class CollectiveEngine(ScriptedEngine):
-    is_collective = True
-
-
-@pytest.fixture(params=[ScriptedEngine, ScriptedStream, CollectiveEngine], ids=["turns", "streams", "collective"])
+@pytest.fixture(params=[ScriptedEngine, ScriptedStream], ids=["turns", "streams"])
 def play(request, encode):
     return functools.partial(play_scripted, request.param, encode)
 
@@ -62,10 +56,10 @@ def test_environment_without_requests_is_played_as_a_conversation(play, encode):
 
 
 class Asks(TextEnvironment):
-    """Sends requests with their own stops, limits and histories, and records what comes back."""
+    """Sends requests with their own stops and limits, and records what comes back."""
 
-    def reset(self, stop=(), max_tokens=None, rewrite=False):
-        self.options, self.rewrite, self.answers = {"stop": tuple(stop), "max_tokens": max_tokens}, rewrite, []
+    def reset(self, stop=(), max_tokens=None):
+        self.options, self.answers = {"stop": tuple(stop), "max_tokens": max_tokens}, []
         self.messages = [user("one")]
         return self._ask()
 
@@ -76,8 +70,6 @@ class Asks(TextEnvironment):
         response = ChatResponse.read(action)
         self.answers.append(response)
         self.messages += [response.message(), user("more")]
-        if self.rewrite:
-            self.messages[0] = user(f"one, {len(self.answers)} answers")
         done = len(self.answers) == 2
         facts = [[a.content, a.finish_reason, a.prompt_tokens, a.completion_tokens] for a in self.answers]
         return StepResult(self._ask().text if done else self._ask(), 1.0, done, info={"answers": facts})
@@ -101,13 +93,6 @@ def test_requests_end_completions_where_they_ask(play, encode):
     for trajectory in trajectories:
         lengths = [[len(s.prompt_ids), len(s.completion_ids)] for s in trajectory.steps]
         assert [answer[2:] for answer in trajectory.info["answers"]] == lengths
-
-
-def test_steps_keep_the_messages_that_their_prompts_add(play):
-    (kept, rewritten), stats, _ = play([{}, {"rewrite": True}], Asks, lambda prompt: "yes<|im_end|>")
-    assert [s.messages for s in kept.steps] == [[user("one")], [user("more")]]
-    assert [len(s.messages) for s in rewritten.steps] == [1, 3], "a rewritten history is shown as a whole"
-    assert stats.later_prompts == 2 and stats.continued_prompts == 1
 
 
 def test_request_that_is_too_long_ends_the_episode_by_name(play):
@@ -166,15 +151,6 @@ def test_a_completion_that_the_limit_cut_makes_no_call(encode, conversation, com
     ids = encode.tokenizer('<tool_call>{"name": "remove", "arguments": {"text": "x"}}</tool_call>')["input_ids"]
     step = completed(conversation, ChatRequest([user("one")], tools), Completion(ids, complete=complete))
     assert step.valid is complete and ("tool_calls" in json.loads(step.action)) is complete
-
-
-def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, monkeypatch):
-    """The chat template refuses what the agent sends after its first answer, where it has rewritten its history."""
-    refuse = "{% if 'answers' in messages[0].content %}{{ raise_exception('too old') }}{% endif %}"
-    monkeypatch.setattr(encode.tokenizer, "chat_template", refuse + encode.tokenizer.chat_template)
-    (refused, other), _, _ = play([{"rewrite": True}, {}], Asks, lambda prompt: "yes<|im_end|>")
-    assert (refused.outcome, len(refused.steps), other.outcome) == ("failure", 1, "success")
-    assert refused.failure_reason == "conversation refused: the chat template raises TemplateError: too old"
 
 
 def call(name, **arguments):
@@ -299,18 +275,6 @@ def test_tool_calls_are_counted_as_called_readable_and_known(play, history):
     assert {name: summary[name] for name in by_hand} == pytest.approx(by_hand)
     assert (by_hand["tool_call_ratio"], by_hand["readable_call_ratio"]) == pytest.approx((3 / 5, 2 / 3))
     assert summary["valid_action_ratio"] == 4 / 5, "a text without a call is well-formed"
-    assert [t.row for t in trajectories] == tasks
-
-
-def test_messages_of_a_row_are_the_task():
-    environment = ChatToolEnvironment(Safe, 3)
-    try:
-        seen = environment.reset(
-            code=5, prompt=[user("2 + 2?"), {"role": "assistant", "content": "4"}, user("Open it.")]
-        )
-    finally:
-        environment.close()
-    assert seen.request.task == len(seen.request.messages) == 3 and seen.request.shorten
 
 
 @pytest.mark.parametrize("history", ["window", "conversation"])
@@ -321,13 +285,3 @@ def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, hi
     (trajectory,), _, calls = play([{"turns": 3}], Countdown, go, **options)
     assert trajectory.outcome == outcome and len(calls) == (kind is None)
     assert (trajectory.failure_reason or "None").partition(":")[0] == f"{kind}"
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_response_with_calls_says_so_also_if_the_completion_was_cut_off_after_them(cut):
-    """Vercel's `ai` carries out calls only then."""
-    reasons = []
-    for calls in ({}, {"tool_calls": [call("add")]}):
-        step = Step("x", json.dumps({"content": "", **calls}), completion_truncated=cut, messages=[])
-        reasons.append(ChatResponse.read(sent(step)).finish_reason)
-    assert reasons == ["length" if cut else "stop", "tool_calls"]

@@ -1,15 +1,13 @@
 """The loop: each episode as soon as its observation is there, or all together, on every rank as often."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from refusals import refused
 from scripted_actors import TEMPLATE, WITH_ACTIONS, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
+from toy_environments import Countdown, Dying, Overwhelming, Waiting
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits
 from g2po_trl.engines.base import Completion
@@ -169,21 +167,3 @@ def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
             Player(pool, broken, EpisodeLimits(4)).play([{"turns": 3}] * 4)
         trajectories, _ = Player(pool, make_actor(encode), EpisodeLimits(4)).play([{"turns": 2}] * 3)
     assert [t.outcome for t in trajectories] == ["success"] * 3
-
-
-def test_nobody_is_busy_while_all_environments_are(encode):
-    """With no completion to wait for, it waits for the environments instead of asking them again and again."""
-    received = []
-    with EnvironmentPool(partial(Slow, 0.3), PoolLimits(2)) as pool:
-        receive = pool.receive
-        pool.receive = lambda timeout: received.append(timeout) or receive(timeout)
-        clock = time.perf_counter()
-        _, stats = Player(pool, make_actor(encode), EpisodeLimits(2)).play([{"turns": 3}] * 2, groups=[0, 1])
-        assert stats.environment_time < time.perf_counter() - clock
-    assert stats.environment_time > 0.5 and len(received) < 60
-
-
-def test_an_actor_streams_if_its_engine_streams_and_takes_seeds(encode):
-    """Otherwise completions would depend on the order in which they are asked for."""
-    engines = [SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))]
-    assert [bool(PromptActor(engine, encode).streams) for engine in engines] == [True, False, False]

@@ -1,15 +1,12 @@
 """The multi-turn loop, with a scripted model and real environment workers."""
 
 import pytest
-from conftest import build_tokenizer
 from scripted_actors import TEMPLATE, ScriptedEngine, ScriptedStream, play_scripted
 from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
-from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.metrics import summarize
 
 
@@ -34,21 +31,6 @@ def test_only_live_episodes_are_generated_and_stepped(play, request):
     assert trajectories[1].final_observation == "left 0"
 
 
-def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
-    """The end is one of the engine's, by the checkpoint's generation_config, and neither template nor eos."""
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>", "<|call ends|>"]})
-    ids = tokenizer("<answer>go</answer><|call ends|>")["input_ids"]
-    for history in ("window", "conversation"):
-        engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(ids) for _ in prompts])
-        engine.stop_token_ids.add(ids[-1])
-        with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
-            actor = PromptActor(engine, ChatEncoder(tokenizer), TEMPLATE, history=history)
-            (trajectory,), _ = Player(pool, actor, EpisodeLimits(1)).play([{"turns": 1}])
-        assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
-        assert trajectory.steps[0].completion_ids == ids
-
-
 @pytest.mark.parametrize("number", [0, 2, 4])
 def test_an_engine_that_returns_another_number_of_completions_is_named(encode, number):
     """Instead of asking it again for ever, or giving an episode another one's completion."""
@@ -59,23 +41,23 @@ def test_an_engine_that_returns_another_number_of_completions_is_named(encode, n
             Player(pool, PromptActor(engine, encode, TEMPLATE), EpisodeLimits(4)).play([{"turns": 2}] * 3)
 
 
-@pytest.mark.parametrize(
-    ("reward", "facts", "outcome"),
-    [
-        (0.0, {}, "failure"),
-        (0.5, {}, "success"),
-        (0.5, {"success": False}, "failure"),
-        (0.0, {"success": True}, "success"),
-        (1.0, {"truncates": True}, "truncated"),
-        (1.0, {"truncates": True, "success": True}, "truncated"),
-        (0.5, {"success": False, "failure_reason": "own loop: 100 s"}, "failure"),
-        (0.0, {"failure_reason": "own loop: 100 s", "truncates": True}, "truncated"),
-    ],
-)
-def test_who_says_what_success_is(play, reward, facts, outcome):
-    ((trajectory,), _, _) = play([{"turns": 1, "reward": reward, **facts}])
-    assert (trajectory.outcome, trajectory.reward) == (outcome, reward)
-    assert trajectory.failure_reason == facts.get("failure_reason")
+ENDINGS = [
+    (0.0, {}, "failure"),
+    (0.5, {}, "success"),
+    (0.5, {"success": False}, "failure"),
+    (0.0, {"success": True}, "success"),
+    (1.0, {"truncates": True}, "truncated"),
+    (1.0, {"truncates": True, "success": True}, "truncated"),
+    (0.5, {"success": False, "failure_reason": "own loop: 100 s"}, "failure"),
+    (0.0, {"failure_reason": "own loop: 100 s", "truncates": True}, "truncated"),
+]
+
+
+def test_who_says_what_success_is(play):
+    trajectories, _, _ = play([{"turns": 1, "reward": reward, **facts} for reward, facts, _ in ENDINGS])
+    for trajectory, (reward, facts, outcome) in zip(trajectories, ENDINGS, strict=True):
+        assert (trajectory.outcome, trajectory.reward) == (outcome, reward)
+        assert trajectory.failure_reason == facts.get("failure_reason")
 
 
 def test_steps_hold_what_the_engine_read_and_wrote(play, encode):
@@ -134,13 +116,3 @@ def test_facts_of_the_last_step_count_where_the_turn_limit_ends_the_episode(play
     assert [t.info["score"] for t in trajectories] == [10, 5]
     assert [t.outcome for t in trajectories] == ["success", "truncated"]
     assert summarize(trajectories)["score"] == 7.5
-
-
-def test_the_active_fraction_of_a_rollout_in_parts():
-    """Ten turns and then two, all episodes live throughout; over ranks the longest of a part counts."""
-    first = RolloutStats(turns=10, num_steps=80, parts=((10, 8),))
-    second = RolloutStats(turns=2, num_steps=16, parts=((2, 8),))
-    both = first.and_then(second)
-    assert first.active_fraction == second.active_fraction == both.active_fraction == 1.0 and both.turns == 10
-    idle = RolloutStats(turns=5, num_steps=5, parts=((5, 1), (0, 0)))
-    assert RolloutStats.over_ranks([both, idle]).active_fraction == (96 + 5) / (10 * 9 + 2 * 8)

@@ -14,7 +14,6 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.transformers import TransformersEngine
-from g2po_trl.update import attention
 from g2po_trl.update.attention import Branches, _in_one_call, _of_branch
 from g2po_trl.update.batch import StepBatch
 
@@ -97,22 +96,6 @@ def test_a_query_sees_the_end_of_its_path_and_nothing_else(own, window, dtype, n
     found = _of_branch(own, is_sdpa, module, same[:, :, :n], same, value, scaling=1.0, sliding_window=window)
     before = torch.arange(9 - n, 9)[:, None] - torch.arange(9)
     assert torch.equal(found[0, :, 0] > 0, (before >= 0) & (before < (window or 9)))
-
-
-def test_under_autocast_branches_are_in_half_precision(make_family_trainer, monkeypatch):
-    """Layers hand on rotary queries and keys in float32, which kernels of GPUs do not take."""
-    trainer, dtypes, attend = make_family_trainer("Llama 3", bf16=True), set(), attention._of_branch
-
-    def watched(own, is_sdpa, module, *of, **options):
-        dtypes.update(part.dtype for part in of)
-        return attend(own, is_sdpa, module, *of, **options)
-
-    monkeypatch.setattr(attention, "_of_branch", watched)
-    rows = [np.arange(3, 3 + n, dtype=np.int32) for n in (20, 25)]
-    batch = StepBatch(rows, [np.array([7, number]) for number in (3, 4)], np.ones(2), np.ones(2, dtype=bool))
-    with torch.no_grad():
-        trainer.update.score(trainer.model, trainer.update.micro_batch(batch))
-    assert dtypes == {torch.bfloat16}
 
 
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 48}

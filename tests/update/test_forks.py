@@ -1,7 +1,5 @@
 """Prefixes whose cache starts each continuation: what is processed when, and that nothing else changes."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from letter_trainer import by_layout, play_batch
 from transformers import DynamicCache
 
 from benchmarks.trees import make_trees
-from g2po_trl.update.forks import ForkedCache, calls, lay_out_calls
+from g2po_trl.update.forks import ForkedCache
 from g2po_trl.update.policy.probe import why_not_forked
 from g2po_trl.update.tree import lay_out
 
@@ -61,22 +59,7 @@ def test_every_sequence_is_read_from_its_beginning(sequences, cost, max_tokens):
             assert places[place] == sequences[row][:-1].tolist()
 
 
-def test_a_fork_that_saves_little_is_left_out():
-    sequences = arrays(*([1] * 60 + [2] * 20 + [n] * 9 for n in range(3, 7)), [1] * 30 + [9] * 40)
-    lengths, overlaps = [89] * 4 + [70], [0, 80, 80, 80, 30]
-    for cost, positions, number in (
-        (20, 30 + 40 + 50 + 4 * 9, 4),  # the fork at 30 saves 30 tokens, that at 80 three times 50
-        (31, 80 + 4 * 9 + 70, 3),
-        (240, 80 + 4 * 9 + 70, 3),
-        (241, 4 * 89 + 70, 1),
-    ):
-        made = calls(lengths, overlaps, cost)
-        assert len(made) == number, cost
-        padded = sum(math.prod(call.shape) for call in made)
-        assert positions <= padded == len(lay_out_calls(made, sequences, 0)[0]) <= positions + number * cost
-
-
-@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Bloom"])
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2"])
 @pytest.mark.parametrize("how", ["detached", "in place"])
 def test_a_cache_that_loses_the_gradient_is_found(name, how, monkeypatch):
     model = FAMILIES[name].build()
@@ -102,27 +85,21 @@ def test_a_cache_that_loses_the_gradient_is_found(name, how, monkeypatch):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("Qwen3.5", {}), ("LFM2", {"history": "conversation"}), ("Falcon-H1", {"bf16": True})],
-    ids=["windows", "conversation", "bfloat16"],
-)
-def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, options):
-    trainer = make_family_trainer(name, beta=0.1, router_aux_loss_coef=0.0, **options)
+@pytest.mark.parametrize(("name", "history"), [("Qwen3.5", "window"), ("LFM2", "conversation")])
+def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, history):
+    trainer = make_family_trainer(name, beta=0.1, router_aux_loss_coef=0.0, history=history)
     assert trainer.update.layout.kind == "forked"
     trainer.update.layout.fork_cost = 16
     (padded, _, most), (forked, micro_batches, forwarded) = by_layout(trainer, ("padded", "forked")).values()
     assert sum(m["row_ids"].numel() for m in micro_batches) == forwarded < most
     assert max(len(m.get("forks", [])) for m in micro_batches) > 1
-    limit = 0.05 if options.get("bf16") else 2e-5
-    assert 0 < (forked - padded).norm() < limit * padded.norm()
+    assert 0 < (forked - padded).norm() < 2e-5 * padded.norm()
 
 
 def test_without_a_cache_rows_are_padded(make_family_trainer, caplog):
-    trainer = make_family_trainer("LFM2", gradient_checkpointing=True, max_steps=1)
+    trainer = make_family_trainer("LFM2", gradient_checkpointing=True)
     assert trainer.update.layout.kind == "padded"
     assert "'padded' is used: layers of type 'conv' do not attend by branches, and gradient check" in caplog.text
-    trainer.train()
 
 
 def test_a_fork_that_is_not_exact_is_left_out_of_training(make_family_trainer, caplog, monkeypatch):

@@ -1,29 +1,24 @@
 """A gradient that is not finite: the run stops before the optimizer steps, and says where it comes from."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
 from spoiled_gradients import spoil
 
-from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import GradientGuard
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2], ids=["one mini-batch per step", "two mini-batches per step"])
-def test_a_run_stops_before_the_step(make_trainer, mini_batches):
+def test_a_run_stops_before_the_step(make_trainer):
     options = {"max_completion_length": 4, "max_tokens_per_micro_batch": 200, "gradient_checkpointing": True}
-    options |= {"steps_per_generation": 2, "gradient_accumulation_steps": mini_batches, "max_steps": 2}
+    options |= {"steps_per_generation": 2, "gradient_accumulation_steps": 2, "max_steps": 2}
     trainer = make_trainer(LongLetterEnvironment, save_strategy="steps", save_steps=1, **options)
 
     def is_spoiled(ids):  # the second micro-batch of the second optimizer step
-        part = trainer.iteration.mini_batches[2 - mini_batches]
-        return trainer.state.global_step == 1 and torch.equal(ids, part[1]["row_ids"])
+        second = trainer.iteration.mini_batches[0][1]
+        return trainer.state.global_step == 1 and torch.equal(ids, second["row_ids"])
 
     spoil(trainer.model, is_spoiled)
     with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:
@@ -49,16 +44,6 @@ def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
         check(trainer.update.guard)
     monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
     check(GradientGuard(trainer.accelerator))
-
-
-def test_the_critic_names_the_layer_too(tiny_model_dir):
-    """Clipping by a norm that is NaN makes every gradient NaN."""
-    critic = Critic(str(tiny_model_dir), Accelerator(cpu=True))
-    spoil(SimpleNamespace(model=critic.model.body), lambda ids: True)
-    before = [parameter.detach().clone() for parameter in critic.parameters]
-    with pytest.raises(FloatingPointError, match=r"nearest to the loss body\.layers\.1\."):
-        critic.fit([[5, 6, 7]], np.zeros(1), np.ones(1), None, 1, 1, np.random.default_rng(0))
-    assert all(map(torch.equal, critic.parameters, before))
 
 
 def test_no_pass_takes_cudnns_attention(make_trainer):

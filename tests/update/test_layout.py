@@ -1,17 +1,14 @@
 """Which layout a run takes, when it is looked at again, and what that look costs."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from letter_environment import LongLetterEnvironment
 from transformers import AutoConfig
 
 from g2po_trl.update import attention
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.tree import LAYOUTS
 from g2po_trl.utils.trl_compat import fused_log_probs
 
 
@@ -75,27 +72,6 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     assert not verify_batch(trainer, batch, mini_batches)
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "LFM2"])
-def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch, name):
-    """The longest sequence stands alone in its row, and would be compared with itself."""
-    trainer, looked_at = make_family_trainer(name), []
-    monkeypatch.setattr(trainer.update, "_why_inexact", lambda model, tree, batch: looked_at.append(len(tree["rows"])))
-    trainer.update.config.max_tokens, trainer.update.layout.fork_cost = 150, trainer.update.layout.fork_cost and 8
-    batch = batch_of([60, 60, 60, 140])
-    batch.prompt_ids[-1][:] = 5
-    mini_batches, _ = trainer.update.split([batch])
-    assert 1 in [len(one["rows"]) for one in mini_batches[0]]
-    assert verify_batch(trainer, batch, mini_batches) and min(looked_at) > 1
-
-
-def test_what_needs_no_look(make_family_trainer):
-    """Rows without common tokens; and images, of which no tree shows any yet."""
-    trainer = make_family_trainer("Qwen2")
-    assert verify(trainer, [30]) and trainer.update.layout.checked_length == 0
-    trainer.update.layout.has_images = True
-    assert verify(trainer, [10, 12]) and trainer.update.layout.checked_length == 0
-
-
 @pytest.mark.parametrize(("part", "exact"), [(0.8, True), (1.2, False)])
 def test_a_look_allows_rounding_alone(make_family_trainer, monkeypatch, part, exact):
     trainer = make_family_trainer("Qwen2")
@@ -113,15 +89,6 @@ def test_attention_that_is_not_the_configurations_is_found(make_family_trainer, 
     assert not verify(trainer, [20] * 10) and trainer.update.layout.kind == "padded"
 
 
-def test_a_float32_head_leaves_layers_in_half_precision(make_trainer):
-    """Tied to it, the embeddings are float32 too, and the layers are not: what rounds are these."""
-    options = {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "learning_rate": 0.0}
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, **options)
-    assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
-    assert verify(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
-    assert trainer.update.layout.precision(trainer.model) == torch.bfloat16
-
-
 def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
     """Looked at again, on other sequences, it might be another: the runs would differ in their last bits."""
     first = make_family_trainer("Qwen2")
@@ -133,64 +100,6 @@ def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
         resumed = make_family_trainer("Qwen2", **options)
         resumed.resumption.restore(tmp_path / folder, resumed.run_identity())
         assert (resumed.update.layout.kind, resumed.update.layout.checked_length) == wanted
-
-
-def test_the_look_is_bounded(make_trainer):
-    """The micro-batch, and four sequences alone."""
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
-    batch, forwarded = batch_of([20, 40, 60, 80, 100] * 6), []
-    mini_batches, _ = trainer.update.split([batch])
-    trainer.model.base_model.register_forward_pre_hook(
-        lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
-    )
-    assert verify_batch(trainer, batch, mini_batches)
-    assert len(forwarded) == 4 + 1 and max(forwarded) <= 500 and sum(of > 104 for of in forwarded) == 1
-
-
-def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
-    trainer = make_trainer(LongLetterEnvironment)
-    assert trainer.update.layout.row_multiple is None
-    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
-    trainer.update = trainer.make_update()
-    assert trainer.update.layout.row_multiple == 16
-    trainer.update.config.max_tokens, batch = 1000, batch_of([90, 50] * 40)
-    for trainer.update.layout.kind in LAYOUTS:
-        (micro_batches,), metrics = trainer.update.split([batch])
-        sizes = [micro_batch["row_ids"].shape for micro_batch in micro_batches]
-        forwarded = sum(map(math.prod, sizes))
-        assert metrics["update/forwarded_tokens"] == forwarded and max(map(math.prod, sizes)) <= 1000
-        if trainer.update.layout.kind == "shared":
-            assert metrics["update/padding_fraction"] == 0
-        else:
-            assert all(width % 16 == 0 for _, width in sizes)
-            assert metrics["update/padding_fraction"] == pytest.approx(1 - 40 * (94 + 54) / forwarded)
-
-
-class Moved(list):
-    """Places that tell where they were sent."""
-
-    def to(self, device):
-        self.moved_to = device
-        return torch.zeros(len(self), dtype=torch.long, device=device)
-
-
-def fused(hidden, places, ids, of=lambda states: states[..., 0]):
-    """Log-probabilities of a model whose body has these hidden states, and whose head is `of`."""
-    body = torch.nn.Module()
-    body.forward = lambda: SimpleNamespace(last_hidden_state=hidden)
-
-    def model(shift_labels, fused_lm_head):
-        assert fused_lm_head and shift_labels.shape == (1, len(places))
-        return SimpleNamespace(log_probs=of(body().last_hidden_state), entropy=None)
-
-    return fused_log_probs(model, body, {}, places, ids)[0]
-
-
-def test_a_model_on_several_devices():
-    """The last layer of `device_map=auto` is on another device than the inputs: here on `meta`, which has no data."""
-    hidden, places = torch.zeros(1, 6, 4, device="meta"), Moved([1, 2, 4])
-    assert fused(hidden, places, torch.zeros(3, dtype=torch.long)).shape == (3,)
-    assert places.moved_to == hidden.device
 
 
 @pytest.fixture
@@ -206,10 +115,14 @@ def test_gradients_of_shared_places_are_added_in_a_fixed_order(two_threads):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(50, 256, generator=generator, requires_grad=True)
     places = torch.randint(0, 50, (4000,), generator=generator)
-    weights = torch.randn(4000, 256, generator=generator)
+    weights, body = torch.randn(4000, 256, generator=generator), torch.nn.Module()
+    body.forward = lambda: SimpleNamespace(last_hidden_state=hidden[None])
+
+    def model(shift_labels, fused_lm_head):
+        return SimpleNamespace(log_probs=(body().last_hidden_state * weights).sum(-1), entropy=None)
 
     def gradient():
-        log_probs = fused(hidden[None], places, places, lambda states: (states * weights).sum(-1))
+        log_probs, _ = fused_log_probs(model, body, {}, places, places)
         return torch.autograd.grad(log_probs.sum(), hidden)[0]
 
     first = gradient()
