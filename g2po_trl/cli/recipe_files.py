@@ -131,11 +131,9 @@ def check_model(field: str, name: str, needs_template: bool = True) -> None:
         elif not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", ADAPTER_CONFIG)):
             model_info(name, timeout=10)  # at once, where loading tries five times
     except Exception as error:  # of a name that is no id, of the Hub, the network, JSON, Rust, and transformers
-        where = "this folder" if path.is_dir() else "a folder or the Hub"
-        why = f"it cannot be loaded from {where} ({' '.join(str(error).split())[:300]})"
-        raise G2POError(
-            f"{field} is {name!r}: {why}: restore its files, or pass another model", field, name
-        ) from error
+        why = " ".join(str(error).split())[:300]
+        remedy = "restore its files, or pass another folder or id of the Hub"
+        raise G2POError(f"{field} is {name!r}, which cannot be loaded ({why}): {remedy}", field, name) from error
     if base is not None:
         check_model(f"the base of {name}", base, needs_template)
 
@@ -151,5 +149,6 @@ def load_without_numbers(folder: Path, needs_template: bool) -> None:
     loaded = load_model(str(folder), device_map="meta")
     if needs_template:
         processing_class = load_tokenizer(str(folder), loaded)
-        has_tokens, template = len(get_tokenizer(processing_class)) > 1, get_chat_template(processing_class)
-        require(has_tokens and template is not None, "tokenizer", None, "save one there, with a chat template")
+        tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
+        is_whole = template is not None and len(tokenizer) > len(tokenizer.added_tokens_decoder)
+        require(is_whole, "tokenizer", None, "save one there, with a chat template")
