@@ -10,11 +10,11 @@ from letter_trainer import TASKS
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationProgressCallback, LogFile
+from g2po_trl.runs.callbacks import CollapseStoppingCallback, LogFile
 from g2po_trl.utils.iteration_log import iterations_of
 
 
-@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])
+@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (3, 2)])
 def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_path, capsys, logging_steps, eval_steps):
     """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
     options = {"logging_steps": logging_steps, "eval_strategy": "steps", "eval_steps": eval_steps}
@@ -37,8 +37,6 @@ def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_pa
     printed = [line for line in out.splitlines() if line.startswith("iteration")]
     assert [int(line.split()[1].split("/")[0]) for line in printed] == ([2, 3] if logging_steps == 3 else [1, 2, 3])
     assert out.count("eval at step") == len(evaluations)
-    assert out.count("rollout ") == len(printed) and max(map(len, out.splitlines())) <= 120
-    assert logging_steps == 1 or out.count("update ") == len(printed), "of lines that are logged with their update"
 
 
 def test_the_log_file_goes_on_at_the_checkpoint_and_until_the_folder_is_another_runs(tmp_path):
@@ -54,24 +52,6 @@ def test_the_log_file_goes_on_at_the_checkpoint_and_until_the_folder_is_another_
     folder.is_ours = False
     log.on_log(None, state, None)
     assert path.read_text() == '{"step": 1}\n{"step": 2, "kl": null}\n'
-
-
-def test_the_time_that_is_left(capsys):
-    """By the optimizer steps since this process began its first."""
-    clock = SimpleNamespace(now=0.0)
-    line = IterationProgressCallback(2, clock=lambda: clock.now)
-    state = SimpleNamespace(global_step=4, max_steps=10, is_world_process_zero=True)
-    line.on_train_begin(None, state, None)
-    clock.now = 3600.0  # an evaluation
-    for step in (4, 5, 6, 7, 8, 9):
-        state.global_step = step
-        line.on_step_begin(None, state, None)
-        clock.now += 100.0
-        state.global_step = step + 1
-        if step % 2:
-            line.on_log(None, state, None, {"episode/success_rate": 0.5, "time/rollout": 1.0})
-    ends = [text.rpartition(" | ")[2] for text in capsys.readouterr().out.splitlines()]
-    assert ends == ["elapsed 1:03:20, 06:40 left", "elapsed 1:06:40, 03:20 left", "elapsed 1:10:00"]
 
 
 def test_the_update_joins_its_rollout():
@@ -120,10 +100,9 @@ def test_when_a_run_counts_as_collapsed(valid, stopped_at):
     assert stopped == stopped_at
 
 
-def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(make_trainer, tmp_path, capsys):
+def test_a_collapsed_run_stops_with_a_checkpoint(make_trainer, tmp_path):
     options = {"save_strategy": "steps", "max_completion_length": 1, "min_valid_action_ratio": 1.0}
     trainer = make_trainer(max_steps=20, **options)
     trainer.train()
     assert trainer.state.global_step == 5, "a random model says more than letters"
     assert (tmp_path / "out" / "checkpoint-5").is_dir()
-    assert "Stopping at step 5:" in capsys.readouterr().out

@@ -5,11 +5,11 @@ import shutil
 import pytest
 import torch
 from families import FAMILIES
-from letter_trainer import TASKS, flat_weights
+from letter_trainer import flat_weights
 from peft import LoraConfig
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 
 from g2po_trl.runs.checkpoint import WeightCheck, load_weights
 
@@ -33,16 +33,6 @@ def test_weights_of_each_family_are_loaded_to_the_bit(family, tmp_path):
     assert digests(saved) == digests(other)
 
 
-def test_a_head_in_float32_over_bfloat16_keeps_its_numbers(tmp_path):
-    saved, other = (FAMILIES["Qwen2"].build(seed).to(torch.bfloat16) for seed in (0, 1))
-    for model in (saved, other):
-        model.lm_head = torch.nn.Linear(*reversed(model.lm_head.weight.shape), bias=False)
-        model.config.tie_word_embeddings = False
-    saved.save_pretrained(tmp_path)
-    load_weights(other, tmp_path)
-    assert digests(saved) == digests(other) and other.lm_head.weight.dtype == torch.float32
-
-
 @pytest.mark.parametrize("family", ["Qwen3 MoE", "Qwen2.5-VL"])
 def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, family, tmp_path):
     def run(output, max_steps, **options):
@@ -56,37 +46,26 @@ def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, fami
     assert torch.equal(flat_weights(resumed), flat_weights(whole))
     finished = run("parts", 3)  # nothing is left to train
     assert torch.equal(flat_weights(finished), flat_weights(whole))
-    best = {
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "turns",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-    }
-    chosen = run("best", 2, eval_dataset=TASKS.select([0]), **best)
-    chosen.weight_check.check(chosen.state.best_model_checkpoint)
 
 
 def test_a_model_whose_files_lack_a_weight_is_refused(make_trainer, tiny_model_dir, tmp_path):
     folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     save_file({name: one for name, one in weights.items() if "down_proj" not in name}, folder / "model.safetensors")
-    with refused("model") as error:
+    with refused("model"):
         make_trainer(model=str(folder))
-    assert "down_proj" in str(error.value)
 
 
-def test_weights_that_were_changed_are_refused_by_name(make_trainer, tmp_path):
+def test_weights_that_were_changed_are_refused(make_trainer, tmp_path):
     make_trainer(max_steps=1, **SAVED).train()
     file = tmp_path / "out" / "checkpoint-1" / "model.safetensors"
     (file.parent / "file_digests.json").unlink()
     weights = load_file(file)
     weights["model.norm.weight"][3] += 1e-3
     save_file(weights, file, metadata={"format": "pt"})
-    with refused("resume_from_checkpoint") as error:
-        make_trainer(max_steps=2, **SAVED).train(resume_from_checkpoint="auto")
-    assert "1 of" in str(error.value) and "model.norm.weight" in str(error.value)
-    with refused("resume_from_checkpoint"):  # nor is it the model of a finished run
-        make_trainer(max_steps=1, **SAVED).train(resume_from_checkpoint="auto")
+    for max_steps in (2, 1):  # nor is it the model of a finished run
+        with refused("resume_from_checkpoint"):
+            make_trainer(max_steps=max_steps, **SAVED).train(resume_from_checkpoint="auto")
 
 
 def test_another_base_of_an_adapter_is_refused(make_trainer, tiny_model_dir):
@@ -97,17 +76,3 @@ def test_another_base_of_an_adapter_is_refused(make_trainer, tiny_model_dir):
         base.model.norm.weight[0] += 1e-3
     with refused("resume_from_checkpoint"):
         make_trainer(model=base, max_steps=2, **adapter, **SAVED).train(resume_from_checkpoint="auto")
-
-
-def test_layers_that_are_trained_later_are_in_the_digest(make_trainer):
-    """As a callback that unfreezes them leaves it: a digest of before would refuse the checkpoint."""
-
-    class Unfreeze(TrainerCallback):
-        def on_step_begin(self, args, state, control, model=None, **_):
-            model.model.norm.requires_grad_(state.global_step > 0)
-
-    options = {**SAVED, "callbacks": [Unfreeze()]}
-    make_trainer(max_steps=2, **options).train()
-    trainer = make_trainer(max_steps=3, **options)
-    trainer.train(resume_from_checkpoint="auto")
-    assert trainer.state.global_step == 3

@@ -10,13 +10,11 @@ from letter_environment import SuicidalEnvironment
 from letter_trainer import played_in
 from refusals import refused
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2Model
 
-from g2po_trl import G2POConfig, PPOConfig
+from g2po_trl import G2POConfig
 from g2po_trl.ppo.critic import Critic, clipped_value_loss
 from g2po_trl.ppo.gae import gae, whiten
-
-# -- equations --------------------------------------------------------------------------------------------------------
 
 
 def test_gae_by_hand():
@@ -25,24 +23,19 @@ def test_gae_by_hand():
     np.testing.assert_allclose(gae(rewards, values, np.array([2, 1]), 0.5, 0.5), [1.5, 6.0, -2.0])
 
 
-def test_gae_with_lambda_one_is_return_minus_value_and_with_zero_the_one_step_error():
+def test_gae_with_lambda_one_is_return_minus_value():
     rng = np.random.default_rng(0)
     lengths = np.array([4, 0, 1, 7])
     rewards, values = rng.normal(size=12), rng.normal(size=12)
-    monte_carlo, one_step = gae(rewards, values, lengths, 0.9, 1.0), gae(rewards, values, lengths, 0.9, 0.0)
-    start = 0
+    found, start = gae(rewards, values, lengths, 0.9, 1.0), 0
     for length in lengths:
-        for j in range(length):
-            rest = rewards[start + j : start + length]
-            expected = (0.9 ** np.arange(len(rest)) * rest).sum() - values[start + j]
-            assert monte_carlo[start + j] == pytest.approx(expected)
-            following = values[start + j + 1] if j + 1 < length else 0.0
-            assert one_step[start + j] == pytest.approx(rewards[start + j] + 0.9 * following - values[start + j])
+        for j in range(start, start + length):
+            rest = rewards[j : start + length]
+            assert found[j] == pytest.approx((0.9 ** np.arange(len(rest)) * rest).sum() - values[j])
         start += length
 
 
-def test_gae_and_whitening_of_nothing():
-    assert gae(np.zeros(0), np.zeros(0), np.zeros(0, dtype=int), 0.9, 0.9).shape == (0,)
+def test_whitening_of_nothing():
     np.testing.assert_array_equal(whiten(np.array([3.0]), np.array([True])), [0.0])
     np.testing.assert_array_equal(whiten(np.array([2.0, 2.0, 9.0]), np.array([True, True, False]))[:2], [0.0, 0.0])
 
@@ -53,9 +46,6 @@ def test_clipped_value_loss_by_hand():
     expected = [0.5 * 2.5**2, 0.5 * 2.8**2, 0.5 * 8.0**2]
     torch.testing.assert_close(clipped_value_loss(values, old, returns, 0.5), torch.tensor(expected))
     torch.testing.assert_close(clipped_value_loss(values, old, returns, None)[0], torch.tensor(0.5))
-
-
-# -- the critic -------------------------------------------------------------------------------------------------------
 
 
 def prompts_of(lengths, seed=0):
@@ -84,21 +74,10 @@ def test_an_update_does_not_depend_on_micro_batches(make_critic):
     weights = []
     for size in (1000, 1):
         critic = make_critic(max_tokens=size)
-        statistics = critic.fit(prompts, np.zeros(5), returns, None, 2, 2, np.random.default_rng(0))
-        assert statistics["loss"] > 1 and statistics["grad_norm"] > 0
+        critic.fit(prompts, np.zeros(5), returns, None, 2, 2, np.random.default_rng(0))
         weights.append(critic.model.head.weight.detach().clone())
+    assert weights[0].abs().max() > 1e-4
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-7)
-
-
-def test_a_critic_is_saved_and_loaded_with_its_optimizer(make_critic, tmp_path):
-    prompts, returns = prompts_of([5, 17, 3]), np.array([1.0, 2.0, 3.0])
-    first, second = make_critic(), make_critic()
-    first.fit(prompts, np.zeros(3), returns, None, 3, 1, np.random.default_rng(0))
-    first.save(tmp_path)
-    second.load(tmp_path)
-    for critic in (first, second):
-        critic.fit(prompts, np.zeros(3), returns, None, 2, 1, np.random.default_rng(1))
-    np.testing.assert_array_equal(first.values(prompts), second.values(prompts))
 
 
 def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
@@ -109,9 +88,6 @@ def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
     values = critic.values(prompts)
     fitted = critic.fit(prompts, values, values, 0.5, 1, 1, np.random.default_rng(0))
     assert fitted["loss"] < 1e-9 and fitted["grad_norm"] < 1e-4
-
-
-# -- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_ppo_resumes_bit_for_bit(make_ppo, tmp_path):
@@ -137,24 +113,15 @@ def test_error_trajectories_teach_the_critic_nothing(make_ppo):
     assert len(finished) < len(played) and seen == [sum(len(t.steps) for t in finished)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"gae_lambda": 1.5}, {"critic_learning_rate": 0.0}, {"critic_epochs": 0}, {"value_clip_range": 0.0}),
-        *({"advantage_estimator": "g2po"}, {"step_advantage_weight": 0.5}, {"state_key": "similar"}),
-    ],
-)
-def test_bad_options_are_refused(options, tmp_path):
-    with refused(next(iter(options))):
-        PPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+BAD = {"gae_lambda": 1.5, "critic_learning_rate": 0.0, "critic_epochs": 0, "value_clip_range": 0.0}
+BAD |= {"advantage_estimator": "g2po", "step_advantage_weight": 0.5, "state_key": "similar"}
 
 
-def test_what_ppo_cannot_train_is_refused(make_ppo, tiny_model_dir):
+def test_what_ppo_does_not_take_is_refused(make_ppo):
+    for name, value in BAD.items():
+        with refused(name):
+            make_ppo(**{name: value})
     with pytest.raises(TypeError, match="PPOConfig"):
         make_ppo(config_class=G2POConfig)
     with refused("advantage_fn"):
         make_ppo(advantage_fn=lambda graph: graph.returns)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    model.config._name_or_path = model.name_or_path = ""
-    with refused("critic_model_name_or_path"):
-        make_ppo(model=model, beta=0.0)

@@ -7,13 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from letter_trainer import logged, make_letter_trainer, played_in
-from peft import LoraConfig, PeftModel, get_peft_model
+from letter_trainer import logged, make_letter_trainer
+from peft import LoraConfig, get_peft_model
 from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import Trajectory
-from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
+from g2po_trl.engines.stop_tokens import get_stop_token_ids, get_stop_token_ids_of_checkpoint
 from g2po_trl.engines.transformers import model_for_generation
 
 
@@ -80,13 +79,9 @@ def test_a_reference_has_no_dropout(kind, make, base):
         options = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.5, "init_lora_weights": False}
         model = get_peft_model(model, LoraConfig(r=2, **options))
     trainer = make(model, beta=0.1)
-    score, modes, log_probs = trainer.update.log_probs.score, [], trainer.update.log_probs
-
-    def watched(scoring, micro_batch):
-        modes.append(scoring.training)
-        return score(scoring, micro_batch)
-
-    log_probs.score = watched
+    modes, log_probs = [], trainer.update.log_probs
+    score = log_probs.score
+    log_probs.score = lambda scoring, batch: modes.append(scoring.training) or score(scoring, batch)
     trainer.train()
     assert modes == [False] and trainer.model.training
 
@@ -99,27 +94,11 @@ def test_a_reference_that_is_not_the_start_is_refused_before_the_first_rollout(m
     assert trainer.iteration.step == 0 and not trainer.state.log_history
 
 
-def test_training_that_goes_on_is_not_compared_with_its_start(make):
-    trainer = make(beta=0.1, learning_rate=1e-2)
-    trainer.train()
-    trainer.args.overwrite = True
-    trainer.train()
-    assert logged(trainer, "kl")[-1] > 1e-6
-
-
-def test_a_frozen_model_is_refused(make, base, tmp_path):
-    get_peft_model(base(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="is_trainable=True"):
-        make(PeftModel.from_pretrained(base(), tmp_path / "adapter"), beta=0.0)
+def test_what_would_not_train_is_refused(make, base):
     with refused("requires_grad"):
         make(base().requires_grad_(False), beta=0.0)
-
-
-def test_an_optimizer_of_another_model_is_refused(make, base):
-    model = base()
-    with refused("optimizers"):
-        make(model, beta=0.0, optimizers=(torch.optim.AdamW(copy.deepcopy(model).parameters()), None))
-    make(model, beta=0.0, optimizers=(torch.optim.AdamW(model.parameters()), None))
+    with refused("optimizers"):  # of another model
+        make(beta=0.0, optimizers=(torch.optim.AdamW(base().parameters()), None))
 
 
 @pytest.mark.parametrize("by", [1.0, 0.02])
@@ -129,30 +108,6 @@ def test_an_engine_with_other_weights_is_refused(by, make, base):
     with refused("engine"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-def test_a_rollout_of_errors_alone_is_not_the_one_that_is_compared(make):
-    trainer = make(beta=0.0)
-    trainer.start_check.compare(trainer.model, with_reference=False)
-    trainer.start_check.compare_engine(trainer.model, [Trajectory("0", [], 0.0, "error")])
-    assert not trainer.start_check._has_seen_engine
-
-
-def test_the_first_rollout_is_compared_and_leaves_no_trace(make):
-    trainer = make(max_steps=2, beta=0.0)
-    recorded, engine = [], trainer.player.actor.engine
-    generate = engine.generate
-
-    def watched(*args, **kwargs):
-        completions = generate(*args, **kwargs)
-        recorded.append(sum(one.logprobs is not None for one in completions))
-        return completions
-
-    engine.generate = watched
-    trainer.train()
-    assert recorded == [8, 8, 0, 0], "two turns of two rollouts"
-    assert all(step.logprobs is None for one in played_in(trainer) for step in one.steps)
-    assert not any("sampling_logp_difference" in name for entry in trainer.state.log_history for name in entry)
 
 
 def test_the_end_of_turn_of_the_template_ends_completions_everywhere(base, tokenizer, tmp_path, caplog):
@@ -168,34 +123,3 @@ def test_the_end_of_turn_of_the_template_ends_completions_everywhere(base, token
         trainer.save_model()
     saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert sorted(saved["eos_token_id"]) == sorted([0, end]), "servers of the saved model stop there, too"
-
-
-def test_an_end_of_turn_is_added_only_where_none_is_known(tokenizer):
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert end_of_turn(tokenizer, [end]) is None and end_of_turn(tokenizer, [0]) == end
-    for written, expected in (
-        ("{{ m.content }}<|im_end|>\n<|endoftext|>", None),  # a later token of the end is known
-        ("{{ m.content }}\n <|im_end|>", end),
-        ("{{ m.content }}\n###", None),  # words
-        ("{{ m.content }}", None),
-    ):
-        tokenizer.chat_template = "{% for m in messages %}" + written + "{% endfor %}"
-        assert end_of_turn(tokenizer, [0]) == expected, written
-
-
-def test_a_template_that_ends_turns_in_words_asks_for_a_stop_sequence(make, tokenizer, caplog):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}###{% endfor %}"
-    make(tokenizer=tokenizer, beta=0.0)
-    assert "ends a turn with '###'" in caplog.text and "stop_sequences=['###']" in caplog.text
-    caplog.clear()
-    make(tokenizer=tokenizer, beta=0.0, stop_sequences=["###"], folder="with")
-    assert "ends a turn" not in caplog.text
-
-
-def test_completions_that_do_not_end_are_said_at_once_and_at_the_end(make, capsys):
-    trainer = make(max_steps=3, beta=0.0, max_completion_length=8)
-    trainer.train()
-    told = capsys.readouterr().out
-    assert told.count("reached max_completion_length") == 2 and "Completions do not end" in trainer.verdict.text
-    make(max_steps=1, beta=0.0, max_completion_length=1, folder="one").train()
-    assert "reached max_completion_length" not in capsys.readouterr().out, "actions of one token"

@@ -9,17 +9,13 @@ import torch
 from datasets import Dataset
 from letter_environment import LetterEnvironment, LongLetterEnvironment, SuicidalEnvironment
 from letter_trainer import TASKS, flat_gradient, flat_weights, make_config, move_weights, play_batch, played_in
-from mixed_games import Lamp
 from refusals import refused
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from trl import GRPOConfig
 
-from g2po_trl import G2POError, G2POTrainer, StepResult, gigpo
-from g2po_trl.prompts.template import DEFAULT_PROMPT
-from g2po_trl.runs.hub import HubError
+from g2po_trl import G2POError, G2POTrainer, StepResult
 from g2po_trl.runs.summary import before_and_after
 from g2po_trl.update.batch import StepBatch, loss_scale
-from g2po_trl.utils.forward_pass import context_length
 from g2po_trl.utils.json import read_json_lines
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -40,16 +36,17 @@ def micro_batches_of(trainer, batch, max_tokens=10**9, extra_rows=0):
     return part
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_gradient_of_any_micro_batches_is_that_of_the_whole_batch(make_trainer, loss_type):
-    trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
+def test_gradient_of_any_micro_batches_is_that_of_the_whole_batch(make_trainer):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1)
     batch = play_batch(trainer)
     move_weights(trainer)
-    whole = flat_gradient(trainer, micro_batches_of(trainer, batch))
-    cut = micro_batches_of(trainer, batch, max_tokens=150)
-    assert len(cut) > 3 and whole.abs().max() > 0
-    for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
-        assert (flat_gradient(trainer, other) - whole).norm() / whole.norm() < 1e-5
+    for loss_type in LOSSES:
+        trainer.loss_type = trainer.args.loss_type = trainer.update.config.loss_type = loss_type
+        whole = flat_gradient(trainer, micro_batches_of(trainer, batch))
+        cut = micro_batches_of(trainer, batch, max_tokens=150)
+        assert len(cut) > 3 and whole.abs().max() > 0
+        for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
+            assert (flat_gradient(trainer, other) - whole).norm() / whole.norm() < 1e-5, loss_type
 
 
 def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
@@ -72,33 +69,11 @@ def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
     assert (ours - plain).norm() / plain.norm() < 1e-5
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
-
-
-def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer):
-    options = {"advantage_estimator": "gigpo", "steps_per_generation": 2, "per_device_train_batch_size": 4}
-    trainer = make_trainer(max_steps=4, **options)
-    assert trainer.credit.estimator.func is gigpo and trainer.estimator_name == "gigpo"
-    before = flat_weights(trainer)
-    trainer.train()
-    assert (flat_weights(trainer) - before).abs().max() > 1e-5
-    log = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
-    assert len(log) == 2, "4 optimizer steps, 2 an iteration"
-    assert log[0]["episode/turns"] == 2 and log[0]["rollout/active_fraction"] == 1
-    trajectories = played_in(trainer)
-    assert len(trajectories) == 8 and len({t.task_id for t in trajectories}) == 2
-    assert {t.task for t in trajectories} == {"go"}, "the task in words"
-    step = trajectories[0].steps[1]
-    assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.completion
-    assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
-
-
 def test_train_with_zero_advantages_and_no_kl_keeps_weights(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), beta=0.0)
     before = flat_weights(trainer)
     trainer.train()
     assert torch.equal(flat_weights(trainer), before)
-    assert trainer.state.global_step == 3, "a step is a step"
     logs = [log for log in trainer.state.log_history if "update/left_out_fraction" in log]
     assert all(log["update/left_out_fraction"] == 1 and log["update/forwarded_tokens"] == 1 for log in logs)
     assert not any("entropy" in log or "clip_ratio/low_mean" in log for log in logs), "not 0: nothing was measured"
@@ -153,28 +128,15 @@ def test_evaluate_at_two_temperatures_is_two_panels_that_repeat_exactly(make_tra
     entries = read_json_lines(tmp_path / "out" / "evaluations.jsonl")
     assert [(one["name"], one["temperature"]) for one in entries] == [("eval_t0_5", 0.5), ("eval", 1.0)]
     assert [both[f"{one['name']}_success_rate"] for one in entries] == [one["success_rate"] for one in entries]
-    names = {path.name for path in (tmp_path / "out" / "trajectories").iterdir()}
-    assert names == {"eval-000000.jsonl", "eval_t0_5-000000.jsonl"}
 
     def comparable(metrics, prefix="eval"):
         same = {name: value for name, value in metrics.items() if value == value and "runtime" not in name}
         return {name.replace("eval", prefix, 1): value for name, value in same.items()}
 
     assert comparable(trainer.evaluate()) == comparable(both), "again"
-    colder, warmer = (make_trainer(eval_temperature=one, overwrite=True, **options).evaluate() for one in (0.5, 1.0))
-    assert comparable(colder, "eval_t0_5") | comparable(warmer) == comparable(both)
+    alone = make_trainer(eval_temperature=0.5, overwrite=True, **options).evaluate()
+    assert comparable(alone, "eval_t0_5").items() < comparable(both).items()
     assert before_and_after(entries)[1] == entries[1]
-
-
-def test_save_model_writes_weights_that_load(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    trainer.save_model()
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), flat_weights(trainer))
-
-
-# -- faults and bad input ---------------------------------------------------------------------------------------------
 
 
 def test_killed_worker_becomes_error_trajectories(make_trainer):
@@ -213,66 +175,54 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer)
         trainer.train()
 
 
-def test_a_prompt_that_the_models_positions_do_not_hold_ends_its_episode(make_trainer, tiny_model_dir, caplog):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, max_position_embeddings=80)
-    trainer = make_trainer(LongLetterEnvironment, model=model, max_prompt_length=79, max_steps=1)
-    assert "hold 80 tokens" in caplog.text
-    trainer.train()
-    played = played_in(trainer)
-    overflows = [one for one in played if (one.failure_reason or "").startswith("context overflow: ")]
-    assert overflows and all(len(step.prompt_ids) + 2 <= 80 for one in played for step in one.steps)
-    assert trainer.tally["reason context overflow"] == len(overflows)
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    model.config.rope_parameters = rope
-    assert context_length(model.config) == 256
-
-
-FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"environment": LetterEnvironment()}, "environment_factory"),
-        ({"environment": None}, "environment_factory"),
-        ({"key_function": "similar"}, "state_key"),
-        *(({**FIXED, **unused}, next(iter(unused))) for unused in (
-            *({"advantage_estimator": "grpo"}, {"estimator_kwargs": {"edge_centric": False}}),
-            *({"step_advantage_weight": 0.5}, {"invalid_action_penalty": 0.0}, {"scale_rewards": "none"}),
-        )),
-        ({"dataset": Dataset.from_list([{"seed": 1}])}, "train_dataset"),
-    ],
-)  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused_by_their_field(make_trainer, options, field):
-    with refused(field):
-        make_trainer(**options)
-
-
 def game(**methods):
     return {"environment": type("Game", (LetterEnvironment,), methods)}
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (game(reset=lambda self, seed: 5), "Game"),
-        (game(step=lambda self, action: StepResult("hall", float("nan"), True)), "Game"),
-        (game(step=lambda self, action: 1 / 0), "division by zero"),
-        ({"environment": {"a": LetterEnvironment}}, "environment"),
-        ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
-        ({"reward_weights": [2.0]}, "reward_weights"),
-    ],
-)
-def test_an_environment_that_does_not_fit_is_refused_by_its_name(make_trainer, options, named):
-    with pytest.raises(ValueError, match=named):
+FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}
+WRONG = [  # arguments, and the field that is refused
+    ({"environment": LetterEnvironment()}, "environment_factory"),
+    ({"environment": None}, "environment_factory"),
+    (game(reset=lambda self, seed: 5), "Game"),
+    (game(step=lambda self, action: StepResult("hall", float("nan"), True)), "Game"),
+    (game(step=lambda self, action: 1 / 0), "division by zero"),
+    ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
+    ({"dataset": Dataset.from_list([{"seed": 1}])}, "train_dataset"),
+    ({"reward_weights": [2.0]}, "reward_weights"),
+    ({"key_function": "similar"}, "state_key"),
+    ({**FIXED, "advantage_estimator": "grpo"}, "advantage_estimator"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), WRONG)
+def test_arguments_that_do_not_fit_are_refused_by_their_field(make_trainer, options, field):
+    with pytest.raises(ValueError, match=field):
         make_trainer(**options)
 
 
-def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir):
+def test_what_another_trainer_takes_is_refused(tmp_path, tiny_model_dir):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     tokenizer.chat_template = None
-    with refused("chat_template"):
-        make_trainer(processing_class=tokenizer)
+    for field, options in (
+        ("args", {"args": GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)}),
+        ("reward_funcs", {"reward_funcs": len}),
+        ("rollout_func", {"rollout_func": len}),
+        ("chat_template", {"processing_class": tokenizer}),
+        ("environment_factory", {"agent": lambda task, client: 1.0}),
+        ("agent", {"agent": 5, "environment_factory": None}),
+    ):
+        given = {"args": make_config(tmp_path), "environment_factory": LetterEnvironment, **options}
+        with pytest.raises((ValueError, TypeError), match=field):
+            G2POTrainer(str(tiny_model_dir), train_dataset=TASKS, **given)
+
+
+def test_training_refuses_settings_that_were_changed_and_advantages_of_another_length(make_trainer):
+    trainer = make_trainer()
+    trainer.args.temperature = 0.5
+    with refused("temperature"):
+        trainer.train()
+    with refused("advantage_fn"):
+        make_trainer(advantage_fn=lambda graph: np.zeros(3)).train()
 
 
 def test_a_panel_is_evaluated_by_its_name(make_trainer, tmp_path):
@@ -282,50 +232,8 @@ def test_a_panel_is_evaluated_by_its_name(make_trainer, tmp_path):
     assert "eval_a_success_rate" in trainer.evaluate("a", metric_key_prefix="eval_a")  # as transformers' callers do
     with refused("eval_dataset"):
         trainer.evaluate("c")
-
-
-def test_a_panel_that_reset_does_not_accept_is_refused_before_it_is_played(make_trainer):
-    with pytest.raises(G2POError, match="lettre"):
-        make_trainer().evaluate(Dataset.from_list([{"lettre": "a"}]))
-
-
-def test_arguments_of_another_trainer_are_refused(tmp_path, tiny_model_dir):
-    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
-    with pytest.raises(TypeError, match="args"):
-        G2POTrainer("no/model", args, TASKS, agent=lambda task, client: 0.0)
-    for name, error in (("reward_funcs", ValueError), ("rollout_func", TypeError)):
-        with pytest.raises(error, match=name):
-            G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, None, LetterEnvironment, **{name: len})
-
-
-@pytest.mark.parametrize(
-    ("options", "changes", "field"),
-    [({}, {"temperature": 0.5}, "temperature"), ({"advantage_fn": lambda graph: np.zeros(3)}, {}, "advantage_fn")],
-)
-def test_what_training_refuses(make_trainer, options, changes, field):
-    trainer = make_trainer(**options)
-    vars(trainer.args).update(changes)
-    with refused(field):
-        trainer.train()
-
-
-def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny_model_dir):
-    trainer = G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, None, Lamp, DEFAULT_PROMPT)
-    trainer.close()
-    assert trainer.player.actor.template is trainer.setup.prompt_template is DEFAULT_PROMPT
-
-
-@pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
-    trainer = make_trainer(hub_model_id="no/such/name")
-    older = Path(trainer.args.output_dir, "model.safetensors")
-    older.write_bytes(b"an earlier run's")
-    with pytest.raises(HubError, match="the model was not pushed to the Hub: HFValidationError"):
-        trainer.push_to_hub()
-    assert older.stat().st_size > 1000
-    trainer.args.hub_private_repo = True
-    with pytest.raises(HubError, match=r"hf upload no/such/name \S+ --private --exclude"):
-        trainer.push_to_hub(private=None)
+    with pytest.raises(G2POError, match="lettre"):  # before it is played
+        trainer.evaluate(Dataset.from_list([{"lettre": "a"}]))
 
 
 def test_train_called_again_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):

@@ -51,7 +51,7 @@ def test_the_loss_has_no_noise(make, kind):
     check(make(kind, **OPTIONS))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "granite", "mixtral"])
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral"])
 def test_nor_with_gradient_checkpointing(make, kind):
     trainer = make(kind, gradient_checkpointing=True, **OPTIONS)
     check(trainer)
@@ -68,14 +68,10 @@ def test_noise_that_checkpointed_layers_read_themselves_is_refused_before_the_fi
     assert trainer.iteration.step == 0
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rate", "told"), [("bfloat16", 1e-6, 1), ("bfloat16", 1e-2, 0), ("float32", 1e-6, 0)]
-)
-def test_a_step_that_rounds_away_is_told(make, monkeypatch, dtype, rate, told):
-    messages = []
-    monkeypatch.setattr("g2po_trl.trainer_validation.logger.warning", messages.append)
+@pytest.mark.parametrize(("dtype", "rate", "told"), [("bfloat16", 1e-6, True), ("bfloat16", 1e-2, False)])
+def test_a_step_that_rounds_away_is_told(make, caplog, dtype, rate, told):
     make("granite", dtype=dtype, **{**OPTIONS, "learning_rate": rate})
-    assert sum("rounds away" in message for message in messages) == told
+    assert ("rounds away" in caplog.text) == told
 
 
 def test_adapters_have_no_dropout_either(make_trainer):
