@@ -94,7 +94,6 @@ def base_folder(tied: bool, tiny_model: Path) -> str:
 
 
 def load_options(dtype: str) -> dict:
-    """Return arguments of `from_pretrained` for a base in this precision."""
     if dtype != "4 bit":
         return {"dtype": getattr(torch, dtype)}
     options = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
@@ -110,7 +109,6 @@ def trainable_on_cpus(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def model_of(cell: Cell, base: str, folder: Path):
-    """Return what is passed as `model`, and `peft_config`."""
     make, options = KINDS[cell.kind]
     config = make(task_type="CAUSAL_LM", modules_to_save=[cell.module] if cell.module else None, **options)
     if cell.start == "fresh" and cell.name == "default" and cell.dtype == "float32":

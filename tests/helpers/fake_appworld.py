@@ -53,7 +53,6 @@ class Server(HTTPServer):
 
 
 def install(directory: Path) -> None:
-    """Make `directory` look like an installation whose Python starts this file."""
     (directory / "venv" / "bin").mkdir(parents=True)
     (directory / "root" / "data" / "tasks").mkdir(parents=True)
     python = directory / "venv" / "bin" / "python"

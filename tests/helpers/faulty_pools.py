@@ -31,7 +31,6 @@ def faulty_pool(workers=1, reset_timeout=30, step_timeout=30, **limits):
 
 @contextlib.contextmanager
 def interrupted(seconds):
-    """Ctrl-C after some seconds."""
     old = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:

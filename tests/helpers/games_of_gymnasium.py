@@ -45,8 +45,6 @@ class Dice(Letters):
 
 
 class Walk(gymnasium.Env):
-    """Observes and acts in numbers."""
-
     observation_space = action_space = Box(-10, 10)
 
     def reset(self, *, seed=None, options=None):

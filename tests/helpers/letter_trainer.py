@@ -47,12 +47,10 @@ def make_letter_trainer(
 
 
 def logged(trainer, name):
-    """The values of a metric in all log lines that have it."""
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def played_in(trainer, iteration=1):
-    """The trajectories that an iteration wrote."""
     path = Path(trainer.args.output_dir, "trajectories", f"train-{iteration:06d}.jsonl")
     return list(read_jsonl(path))
 

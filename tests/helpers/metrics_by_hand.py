@@ -105,7 +105,6 @@ def call_metrics(trajectories: list[dict], tools: set[str]) -> dict[str, float]:
 
 
 def returns_of(group: list[dict], gamma: float) -> list[list[float]]:
-    """gamma^(T-j+1) R of each step."""
     return [[gamma ** (len(t["steps"]) - place) * t["reward"] for place in range(len(t["steps"]))] for t in group]
 
 

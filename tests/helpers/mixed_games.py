@@ -49,11 +49,3 @@ for number in range(4):
     ROWS.append({"environment": "lamp", "seed": number})
     ROWS.append({"environment": "shop", "goal": f"mug {number}", "prompt": "Buy it."})
     ROWS.append({"environment": "speaker", "question": f"why {number}"})
-
-
-def table(rows):
-    """Return the rows as a table, in which each has the columns of all."""
-    from datasets import Dataset
-
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])

@@ -107,7 +107,6 @@ def _run(ranks: list[dict], arguments, cwd, env, timeout: float | None) -> subpr
 
 
 def _main(arguments: list[str], stdout: str, stderr: str, cwd: str, environment: dict[str, str]) -> None:
-    """In the fork: become the program, in a session of its own."""
     gc.freeze()  # what the server has imported is not collected again
     os.setsid()
     for path, number in ((stdout, 1), (stderr, 2)):

@@ -138,7 +138,6 @@ class Recorded(TrainerCallback):
 
 
 def rows_of(batch):
-    """The rows of a micro-batch that are trained."""
     rows = []
     for number, mask in enumerate(batch["completion_mask"].bool()):
         if mask.any():
@@ -149,7 +148,6 @@ def rows_of(batch):
 
 
 def make_recorded(name: str, model: Path, output: Path, monkeypatch) -> Recorded:
-    """The run, recorded, before it is trained."""
     options = dict(RUNS[name])
     environment, tasks = options.pop("environment", Goals), options.pop("tasks", TRIALS)
     config = make_config(output, options.pop("config_class", G2POConfig), **SHARED | options)

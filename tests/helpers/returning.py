@@ -12,7 +12,6 @@ LIMITS = PoolLimits(1, 600, 300)
 
 
 def played(factory, task, actions, max_turns=None, number=1):
-    """Play the actions as `number` episodes of a worker."""
 
     def act(live):
         return [episode.step(actions[episode.turns], None) for episode in live]

@@ -52,7 +52,6 @@ def play(agent, actions, max_turns=20, **task):
 
 
 def wait_until(condition):
-    """Wait for another thread or process."""
     for _ in range(3000):
         if condition():
             return

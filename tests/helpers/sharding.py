@@ -50,7 +50,6 @@ def pretend(sharding: str) -> None:
 
 
 def check(trainer, sharding: str) -> None:
-    """Is it what it says?"""
     kind = type(trainer.model_wrapped).__name__
     if sharding == "fsdp2":
         from torch.distributed.tensor import DTensor
@@ -61,7 +60,6 @@ def check(trainer, sharding: str) -> None:
 
 
 def whole_weights(trainer, sharding: str) -> torch.Tensor:
-    """All weights in one vector, on every rank."""
     parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
     if sharding == "zero3":
         import deepspeed

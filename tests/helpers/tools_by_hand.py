@@ -33,16 +33,11 @@ class Safe:
 
 
 class Telephone:
-    """An echo is called in `reset`, spoken to in a tool and hung up on in `close`, all in one event loop."""
+    """Its line is opened in `reset` and awaited in a tool: they have one event loop."""
 
     async def reset(self, **row) -> str:
-        self.said, self.heard = asyncio.Queue(), asyncio.Queue()
-        self.line = asyncio.create_task(self._echo())
+        self.line = asyncio.create_task(asyncio.sleep(0.01))
         return "It rings."
-
-    async def _echo(self):
-        while True:
-            await self.heard.put((await self.said.get()).upper())
 
     async def say(self, word: str) -> str:
         """Say a word.
@@ -54,11 +49,8 @@ class Telephone:
             raise ConnectionResetError("the line is dead")
         if word == "!":
             raise BrokenEnvironmentError("in pieces")
-        await self.said.put(word)
-        return await self.heard.get()
+        await self.line
+        return word.upper()
 
     def get_reward(self) -> float:
         return 1.0
-
-    async def close(self):
-        self.line.cancel()

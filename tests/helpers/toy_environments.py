@@ -48,8 +48,6 @@ KEY_DOOR_WALKTHROUGHS = {
 
 
 class Unloadable:
-    """Pickles, and raises when it is unpickled."""
-
     def __reduce__(self):
         return int, ("not a number",)
 
@@ -84,8 +82,6 @@ FAULTS |= {"sleep": lambda seconds: time.sleep(float(seconds)), "exit": lambda c
 
 
 class FaultyEnvironment(TextEnvironment):
-    """Does what the action says."""
-
     def reset(self, number=0, fault=""):
         self.number = number
         if fault in FAULTS:
@@ -128,8 +124,6 @@ class Countdown(TextEnvironment):
 
 
 class Slow(Countdown):
-    """Takes so many seconds for a step."""
-
     def __init__(self, seconds):
         self.seconds = seconds
 

@@ -38,8 +38,6 @@ class QwenProcessorKwargs(ProcessingKwargs, total=False):
 
 
 class QwenProcessor(ProcessorMixin):
-    """Qwen2.5-VL's processor without videos."""
-
     valid_processor_kwargs = QwenProcessorKwargs
     return_mm_token_type_ids = True  # since transformers 5.24
     image_token, video_token = "<|image_pad|>", None
@@ -99,7 +97,6 @@ FAMILIES = {
 
 
 def build(family):
-    """Return a model and its processor."""
     processor, kind, options = FAMILIES[family]()
     ends = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
     shared = {**ends, "bos_token_id": None, "tie_word_embeddings": True}

@@ -40,7 +40,6 @@ def worker_of(trainer):
 
 
 def serves_adapter(trainer) -> bool:
-    """Whether vLLM has the adapter beside the base."""
     adapter = trainer.player.actor.engine.adapter
     return adapter is not None and not adapter.merges
 
@@ -87,7 +86,6 @@ def something_wins(graph):
 
 
 def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
-    """`options` of G2POConfig in place of those below."""
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
