@@ -11,7 +11,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from letter_trainer import make_letter_trainer
+from letter_trainer import make_letter_trainer, move_weights
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen2ForCausalLM
 
 from g2po_trl import G2POError
@@ -121,18 +121,11 @@ def model_of(cell: Cell, base: str, folder: Path):
     model = peft.get_peft_model(load(), config, adapter_name=cell.name)
     if cell.start == "fresh":
         return model, None
-    move(model)
+    move_weights(model)
     model.save_pretrained(folder / "earlier")
     saved = folder / "earlier" / ("" if cell.name == "default" else cell.name)
     options = {"adapter_name": cell.name, "is_trainable": True} if cell.start == "continued" else {}
     return peft.PeftModel.from_pretrained(load(), saved, **options), None
-
-
-def move(model: torch.nn.Module, size: float = 0.02) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data += size * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 @torch.no_grad()
@@ -168,7 +161,7 @@ def walk(cell: Cell, tiny_model: Path, folder: Path) -> str | None:
         assert moved and moved <= trained, "the base moved"
         (kl,) = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
         assert abs(kl) <= 1e-6
-        move(model)  # what is compared below is then far from the start
+        move_weights(model)  # what is compared below is then far from the start
         check_engine(cell, model)
         trainer.save_model()
         again = trainable_on_cpus(load_model(str(folder / "out"), **load_options(cell.dtype)))

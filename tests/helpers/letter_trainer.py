@@ -82,16 +82,18 @@ def play_batch(trainer):
     return batch
 
 
-def move_weights(trainer):
-    with torch.no_grad():  # away from the reference, so that the KL term has a gradient too
-        for p in trainer.model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+def move_weights(model, size=0.02):
+    """Away from the reference, so that the KL term has a gradient too."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += size * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 def by_layout(trainer, kinds):
     """Of one batch in each layout: the gradient, the micro-batches, and the tokens of a pass."""
     batch, found = play_batch(trainer), {}
-    move_weights(trainer)
+    move_weights(trainer.model)
     for trainer.update.layout.kind in kinds:
         mini_batches, metrics = trainer.update.split([batch])
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]

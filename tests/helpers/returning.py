@@ -1,9 +1,7 @@
 """An episode by a list of actions, played again in other processes: what tests of environments ask for."""
 
-from scripted_actors import ScriptedActor
-
 from g2po_trl import EnvironmentPool, PoolLimits
-from g2po_trl.check.play import replay_difference
+from g2po_trl.check.play import AnswerActor, replay_difference
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.player import Player
 
@@ -12,14 +10,9 @@ LIMITS = PoolLimits(1, 600, 300)
 
 
 def played(factory, task, actions, max_turns=None, number=1):
-
-    def act(live):
-        return [episode.step(actions[episode.turns], None) for episode in live]
-
+    actor, limits = AnswerActor(lambda episode: actions[episode.turns]), EpisodeLimits(max_turns or len(actions))
     with EnvironmentPool(factory, LIMITS) as pool:
-        player = Player(pool, ScriptedActor(act), EpisodeLimits(max_turns or len(actions)))
-        found, _ = player.play([task] * number, groups=[0] * number)
-    return found
+        return Player(pool, actor, limits).play([task] * number, groups=[0] * number)[0]
 
 
 def difference(factory, task, episode):

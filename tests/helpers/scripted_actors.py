@@ -1,11 +1,11 @@
 """Who answers in tests of the rollout: no model."""
 
 import random
-from contextlib import nullcontext
 from dataclasses import replace
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
+from g2po_trl.evaluation.text_actor import TextActor
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.rollout.actor import PromptActor
 
@@ -85,30 +85,8 @@ def play_scripted(kind, encode, tasks, environment, write, max_turns=4, **option
     return trajectories, stats, calls
 
 
-class ScriptedActor:
-    """`act(live episodes) -> steps`. It is its own session."""
-
-    is_collective = streams = False
+class ScriptedActor(TextActor):
+    """`act(live episodes) -> steps`."""
 
     def __init__(self, act):
-        self.act, self.asked = act, []
-
-    def rollout(self):
-        return nullcontext()
-
-    def session(self, sampling, seeds, stats):
-        return self
-
-    def close(self):
-        pass
-
-    @property
-    def waiting(self):
-        return len(self.asked)
-
-    def ask(self, episodes):
-        self.asked += episodes
-
-    def receive_steps(self, timeout):
-        asked, self.asked = self.asked, []
-        return list(zip(asked, self.act(asked))) if asked else []
+        self.answer = act

@@ -39,7 +39,7 @@ def micro_batches_of(trainer, batch, max_tokens=10**9, extra_rows=0):
 def test_gradient_of_any_micro_batches_is_that_of_the_whole_batch(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1)
     batch = play_batch(trainer)
-    move_weights(trainer)
+    move_weights(trainer.model)
     for loss_type in LOSSES:
         trainer.loss_type = trainer.args.loss_type = trainer.update.config.loss_type = loss_type
         whole = flat_gradient(trainer, micro_batches_of(trainer, batch))
