@@ -21,11 +21,8 @@ class EchoServer:
         assert generation_kwargs["stop_token_ids"] == [7]
         EchoServer.calls += 1
         completions = [[prompt[-1]] * 3 + [7] for prompt in prompts]
-        return {
-            "prompt_ids": prompts,
-            "completion_ids": completions,
-            "logprobs": [[[-0.1 * token] for token in completion] for completion in completions],
-        }
+        logprobs = [[[-0.1 * token] for token in completion] for completion in completions]
+        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
 
 
 if __name__ == "__main__":

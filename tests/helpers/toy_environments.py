@@ -96,12 +96,7 @@ class FaultyEnvironment(TextEnvironment):
         return StepResult(f"{self.number} {action}", reward=1)
 
 
-RESULTS = {
-    "truncated": lambda: StepResult("out of time", truncated=True),
-    "nan": lambda: StepResult("x", reward=float("nan")),
-    "none": lambda: None,
-    "numpy": lambda: numpy_values(),
-}
+RESULTS = {"nan": lambda: StepResult("x", reward=float("nan")), "none": lambda: None, "numpy": numpy_values}
 
 
 class Countdown(TextEnvironment):
