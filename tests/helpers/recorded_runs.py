@@ -17,8 +17,7 @@ from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.registry import ENGINES
 
-KINDS = ("odd", "even")
-TRIALS = [{"seed": n, "task_id": f"t{n}", "task_type": KINDS[n % 2], "goal": "go"} for n in range(6)]
+TRIALS = [{"seed": n, "task_id": f"t{n}", "task_type": ("odd", "even")[n % 2], "goal": "go"} for n in range(6)]
 TRIALS += [{"seed": 6, "task_id": "wordy", "task_type": "even", "goal": "go " * 200}]
 TRIALS += [{"seed": 8, "task_id": "broken", "task_type": "even", "goal": "break"}]
 LADDERS = [{"turns": 2 + n % 4, "reward": 10.0 * (n % 3 > 0), "task_id": str(n)} for n in range(12)]

@@ -5,7 +5,6 @@ from g2po_trl.check.play import AnswerActor, replay_difference
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.player import Player
 
-NEIGHBOURS = 3  # episodes in one worker
 LIMITS = PoolLimits(1, 600, 300)
 
 
@@ -22,9 +21,9 @@ def difference(factory, task, episode):
 
 
 def check_played_again(factory, task, actions, max_turns=None):
-    """Neighbours in another process see, are paid and end as the episode alone did; return the episode."""
+    """Three in another process see, are paid and end as the episode alone did; return the episode."""
     (alone,) = played(factory, task, actions, max_turns)
     assert alone.error is None, alone.error
-    assert played(factory, task, actions, max_turns, NEIGHBOURS) == [alone] * NEIGHBOURS
+    assert played(factory, task, actions, max_turns, 3) == [alone] * 3
     assert difference(factory, task, alone) is None
     return alone

@@ -26,7 +26,6 @@ def ask(text):
 
 
 def says(content, **fields):
-    """The action of a completion without tool calls."""
     return ChatResponse(content, prompt_tokens=7, completion_tokens=2, **fields).to_action()
 
 
