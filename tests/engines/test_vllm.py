@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from g2po_recipes.smollm2 import smollm2_in_cache
-
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
@@ -35,24 +33,15 @@ def run(folder, mode, processes=1):
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(processes)]
 
 
-def check_engine_and_trainer_agree(result, of_a_completion=1e-4):
-    """Within 1e-4 nats a token, and `of_a_completion` in the product of a completion's ratios."""
+def check_engine_and_trainer_agree(result):
     assert len(result["logs"]) == 3
     for entry in result["logs"]:
         assert entry["sampling/sampling_logp_difference/max"] <= 1e-4, "a stale or partial weight sync shows here"
-        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=of_a_completion)
+        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
         assert entry["sampling/importance_sampling_ratio/clipped_fraction"] == 0
     assert len(result["weight_differences"]) == 3 and max(result["weight_differences"]) == 0
     kl = [entry["kl"] for entry in result["logs"]]
     assert kl[-1] > 1e-5, "the policy must have moved, or equal weights prove nothing"
-
-
-@pytest.mark.pretrained
-@pytest.mark.skipif(smollm2_in_cache() is None, reason="SmolLM2 is not in the cache: `make test-pretrained`")
-def test_a_pretrained_model(tmp_path):
-    """SmolLM2 in float32: its log-probabilities are ours in every rollout, and the weights those of the trainer."""
-    (result,) = run(tmp_path, "pretrained")
-    check_engine_and_trainer_agree(result, of_a_completion=1e-3)  # 32 tokens, 30 layers
 
 
 def test_lora_leaves_the_base_alone_and_completions_stop_at_the_tag(tmp_path):

@@ -17,7 +17,6 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import numpy as np
 import torch
 from datasets import Dataset
 from letter_trainer import make_config
@@ -25,7 +24,6 @@ from peft import LoraConfig
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POTrainer
 
 OPTIONS = {
@@ -80,18 +78,15 @@ def logs_of(trainer) -> list[dict]:
     return [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
 
 
-def something_wins(graph):
-    """Whatever the rewards, something must be better than something else."""
-    return np.linspace(-1, 1, graph.num_steps)
-
-
 def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
     several = {"steps_per_generation": 2, "max_steps": 6} if ranks == 1 else {"max_steps": 3}
     defaults = {**OPTIONS, "per_device_train_batch_size": 16 // ranks, **several}
-    model, others = tiny_model_path(), {}
+    hidden = ("help", "look", "inventory", "examine")
+    environment = partial(AlfworldEnvironment, manifest, hidden_actions=hidden, intro=False)
+    others = {"environment_factory": environment, "prompt_template": ALFWORLD_COMPACT_PROMPT}
     if mode == "lora" or "adapter" in mode:
         modules = ["q_proj", "v_proj", "down_proj"]
         others["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=modules)
@@ -99,16 +94,8 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, **options):
         defaults["stop_sequences"] = ["</action>"]
     if mode == "adapter":
         defaults["engine_kwargs"] = {"merge_adapter": False}
-    if mode == "pretrained":
-        model, others["advantage_fn"] = smollm2_in_cache(), something_wins
-        defaults |= {"per_device_train_batch_size": 4, "num_generations": 4, "steps_per_generation": 1, "max_turns": 4}
-        defaults |= {"max_steps": 3, "learning_rate": 1e-4, "max_completion_length": 32}
-    hidden = ("help", "look", "inventory", "examine")
-    environment = partial(AlfworldEnvironment, manifest, hidden_actions=hidden, intro=False)
-    others |= {"environment_factory": environment, "prompt_template": ALFWORLD_COMPACT_PROMPT}
-    others["eval_dataset"] = Dataset.from_list(manifest.rows()[:4])
-    args = make_config(f"{folder}/out", **{**defaults, **options})
-    return G2POTrainer(str(model), args, Dataset.from_list(manifest.rows()), **others)
+    args, tasks = make_config(f"{folder}/out", **{**defaults, **options}), Dataset.from_list(manifest.rows())
+    return G2POTrainer(str(tiny_model_path()), args, tasks, tasks.select(range(4)), **others)
 
 
 def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
