@@ -12,20 +12,9 @@ from g2po_trl.update.batch import StepBatch
 
 TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
 OPTIONS = {
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_turns": 6,
-    "max_completion_length": 2,
-    "max_steps": 3,
-    "learning_rate": 1e-3,
-    "bf16": False,
-    "use_cpu": True,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "save_strategy": "no",
-    "num_environment_workers": 1,
-    "disable_tqdm": False,
-    "seed": 0,
+    **{"per_device_train_batch_size": 8, "num_generations": 4, "max_turns": 6, "max_completion_length": 2},
+    **{"max_steps": 3, "learning_rate": 1e-3, "save_strategy": "no", "num_environment_workers": 1, "seed": 0},
+    **{"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": False},
 }
 ARGUMENTS = {name: name for name in ("eval_dataset", "peft_config", "quantization_config", "processing_class")}
 ARGUMENTS |= {"optimizers": "optimizers", "callbacks": "callbacks", "advantage_fn": "advantage_fn"}
