@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +95,8 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
         require(least <= value < below, field, value, f"set it to {least} or more, and below {below}")
     for name in ("model_name_or_path", "critic_model_name_or_path"):
         if values.get(name) is not None:
-            check_model(name, str(values[name]), needs_template=values.get("chat_template") is None)
+            needs_template = values.get("chat_template") is None and name == "model_name_or_path"
+            check_model(name, str(values[name]), needs_template, bool(values.get("trust_remote_code")))
     for name in ("tasks", "eval_tasks", "chat_template"):
         file = values.get(name)
         require(file is None or Path(file).is_file(), name, str(file), "there is no such file")
@@ -109,44 +109,39 @@ def check_engine(name: str | None) -> None:
         require(find_spec(row.extra) is not None, "engine", name, f"install it, {install_command(row.extra)}")
 
 
-def check_model(field: str, name: str, needs_template: bool = True) -> None:
+def check_model(field: str, name: str, needs_template: bool = True, trusts_code: bool = False) -> None:
     """Raise `G2POError` unless a name is a folder whose model can be loaded, or is on the Hub or in its cache."""
     from huggingface_hub import model_info, try_to_load_from_cache
-    from safetensors import safe_open
 
-    path, base = Path(name), None
+    path = Path(name)
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
     require(path.is_dir() or not is_path, field, name, "there is no such folder")
-    adapter = find_adapter(path) if path.is_dir() else None
-    is_model = not path.is_dir() or (path / "config.json").is_file() or adapter is not None
+    is_model = not path.is_dir() or (path / "config.json").is_file() or find_adapter(path) is not None
     require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
     try:
-        if adapter is not None:
-            base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-            require(bool(base), "base_model_name_or_path", base, f"write the base model into {ADAPTER_CONFIG}")
-            for file in adapter.glob("*.safetensors"):
-                safe_open(file, "np")  # which reads the header
-        elif path.is_dir():
-            load_without_numbers(path, needs_template and not field.startswith("critic"))
+        if path.is_dir():
+            load_without_numbers(path, needs_template, trusts_code)
         elif not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", ADAPTER_CONFIG)):
             model_info(name, timeout=10)  # at once, where loading tries five times
     except Exception as error:  # of a name that is no id, of the Hub, the network, JSON, Rust, and transformers
         why = " ".join(str(error).split())[:300]
         remedy = "restore its files, or pass another folder or id of the Hub"
         raise G2POError(f"{field} is {name!r}, which cannot be loaded ({why}): {remedy}", field, name) from error
-    if base is not None:
-        check_model(f"the base of {name}", base, needs_template)
 
 
-def load_without_numbers(folder: Path, needs_template: bool) -> None:
+def load_without_numbers(folder: Path, needs_template: bool, trusts_code: bool) -> None:
     """Load a folder's model without the numbers of its weights, and its tokenizer. Raises whatever that raises."""
+    from peft import PeftConfig
+    from transformers import PreTrainedConfig
+
     from ..evaluation.chat_models import load_model, load_tokenizer
     from ..prompts.tokenization import get_chat_template, get_tokenizer
 
-    config = (folder / "config.json").read_text("utf-8", "replace")
-    if '"auto_map"' in config or '"quantization_config"' in config:  # these need trust, a device, a package
-        return
-    loaded = load_model(str(folder), device_map="meta")
+    adapter = find_adapter(folder)
+    base = PeftConfig.from_pretrained(adapter).base_model_name_or_path if adapter else None
+    if "quantization_config" in PreTrainedConfig.get_config_dict(base or folder)[0]:
+        return  # it needs a device or a package
+    loaded = load_model(str(folder), device_map="meta", trust_remote_code=trusts_code)
     if needs_template:
         processing_class = load_tokenizer(str(folder), loaded)
         tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)

@@ -62,7 +62,7 @@ BUDGETS = {
     "report, logs": 1100,
     "view": 1280,
     "ppo, estimate": 700,
-    "cli": 1730,
+    "cli": 1724,
     "utils": 1150,
 }
 # Rooms that have more, and how many: these numbers only fall, and one that reaches its budget leaves the list.
