@@ -100,6 +100,7 @@ LONG := -o faulthandler_timeout=14400
 test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m g2po_recipes.smollm2
 	$(BIN)/python -m pytest $(filter-out $(TREASURE),$(sort $(call marked,pretrained))) -m pretrained $(LONG) $(ARGS)
+	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m pretrained $(LONG) $(ARGS)
 	@test -f $(START)/teaching.json || { echo "$(START) is not there (make train-pretrained): Treasure is left out"; exit; }; \
 	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; set -x; \
 	$$python -m pytest $(TREASURE) -m pretrained $(LONG) $(ARGS)

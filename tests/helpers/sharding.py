@@ -16,7 +16,7 @@ ZERO = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": Fa
 ZERO |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 
 
-def prepare(sharding: str) -> dict:
+def prepare(sharding: str, bf16: bool = False) -> dict:
     """Before the configuration is made. Returns options for it."""
     if sharding == "fsdp2":
         os.environ |= {
@@ -34,7 +34,7 @@ def prepare(sharding: str) -> dict:
         os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"}
         deepspeed.init_distributed("gloo")
         stage = {"stage": int(sharding[-1]), "stage3_gather_16bit_weights_on_model_save": True}
-        return {"deepspeed": {**ZERO, "zero_optimization": stage}}
+        return {"deepspeed": {**ZERO, "zero_optimization": stage, "bf16": {"enabled": bf16}}}
     return {}
 
 
@@ -67,3 +67,15 @@ def whole_weights(trainer, sharding: str) -> torch.Tensor:
         with deepspeed.zero.GatheredParameters(parameters):
             return torch.cat([p.detach().flatten().clone() for p in parameters])
     return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().flatten() for p in parameters])
+
+
+def gradient_bytes(model: torch.nn.Module) -> int:
+    """Bytes of gradients that this rank holds: its shards, and under FSDP2 what is not exchanged yet, whole."""
+    held = [p.grad for p in model.parameters()]
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                held += [param.unsharded_accumulated_grad for param in group.fsdp_params]
+                held += [getattr(param, "_unsharded_param", param.sharded_param).grad for param in group.fsdp_params]
+    whole = {id(grad): getattr(grad, "_local_tensor", grad).nbytes for grad in held if grad is not None}
+    return sum(whole.values())

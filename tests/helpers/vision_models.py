@@ -63,6 +63,16 @@ def qwen(kind="qwen2_5_vl"):
     return QwenProcessor(images, tokenizer, template), kind, {"vision_config": vision, **ids}
 
 
+def with_videos(processor):
+    """Return Qwen2.5-VL's own processor, which can be loaded from a folder and needs torchvision."""
+    from transformers import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    parts = Qwen2VLImageProcessor(**_QWEN_PIXELS), processor.tokenizer, Qwen2VLVideoProcessor(**_QWEN_PIXELS)
+    return Qwen2_5_VLProcessor(*parts, chat_template=processor.chat_template)
+
+
 def gemma3():
     from transformers import Gemma3Processor
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -96,14 +106,16 @@ FAMILIES = {
 }
 
 
-def build(family):
+def build(family, head_dim=16):
+    """Return a model and its processor. vLLM on a CPU takes no heads of 16."""
     processor, kind, options = FAMILIES[family]()
     ends = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
     shared = {**ends, "bos_token_id": None, "tie_word_embeddings": True}
-    text = {**shared, "head_dim": 16, "hidden_size": 64}
+    text = {**shared, "head_dim": head_dim, "hidden_size": 4 * head_dim}
     if "Qwen" in family:
-        options["vision_config"] = {**options["vision_config"], "out_hidden_size": 64}
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+        options["vision_config"] = {**options["vision_config"], "out_hidden_size": 4 * head_dim}
+        sections = [head_dim // 8, head_dim * 3 // 16, head_dim * 3 // 16]
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     options |= {**shared, "text_config": {**text, "max_position_embeddings": 2048}}
     model = random_model(AutoModelForImageTextToText, kind, 320, **options)
     for name, parameter in model.named_parameters():
