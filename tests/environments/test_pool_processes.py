@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_pools import faulty_pool, interrupted
+from faulty_pools import faulty_pool, interrupt_after
 from refusals import refused
 from toy_environments import KeyDoorEnvironment, Slow
 
@@ -47,9 +47,9 @@ def test_ways_to_die(fault, how):
 def test_an_interrupted_step_leaves_no_answers_behind():
     with faulty_pool(2) as pool:
         pool.reset([{"number": i} for i in range(4)])
+        interrupt_after(0.3)
         with pytest.raises(KeyboardInterrupt):
-            with interrupted(0.3):
-                pool.step(dict.fromkeys(range(4), "sleep 20"))
+            pool.step(dict.fromkeys(range(4), "sleep 20"))
         assert pool.worker_pids == []
         with refused("slot 0"):
             pool.step({0: "go"})

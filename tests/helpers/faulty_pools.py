@@ -1,8 +1,8 @@
 """Pools of environments that do what the action says."""
 
-import contextlib
 import os
 import signal
+import threading
 
 from toy_environments import FaultyEnvironment
 
@@ -29,12 +29,6 @@ def faulty_pool(workers=1, reset_timeout=30, step_timeout=30, **limits):
     return EnvironmentPool(FaultyEnvironment, PoolLimits(workers, reset_timeout, step_timeout, **limits))
 
 
-@contextlib.contextmanager
-def interrupted(seconds):
-    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+def interrupt_after(seconds):
+    """Ctrl-C."""
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -46,12 +46,8 @@ class LongLetterEnvironment(LetterEnvironment):
 class SuicidalEnvironment(LetterEnvironment):
     """Its process is killed in the second step of one task."""
 
-    def reset(self, seed):
-        self.seed = seed
-        return super().reset(seed)
-
     def step(self, action):
-        if self.seed == 1 and len(self.rooms) == 2:
+        if self.rooms[0] == "hall 1" and len(self.rooms) == 2:
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
