@@ -6,7 +6,6 @@ table of benchmarks/results/precision/README.md.
 
 import functools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import programs
@@ -21,7 +20,7 @@ def measure(tmp_path_factory, tiny_model_dir):
     """`measure(processes, *cells)` -> by cell ("precision:sharding"), what precision_script.py wrote, of all ranks."""
     moved = tmp_path_factory.mktemp("moved")
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    move_weights(SimpleNamespace(model=model))
+    move_weights(model)
     model.save_pretrained(moved)
     AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(moved)
 
