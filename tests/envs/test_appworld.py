@@ -1,8 +1,6 @@
 """AppWorld: code and completions read by hand; with `make test-appworld`, worlds, played, killed, hung and grown."""
 
 import json
-import os
-import signal
 import sys
 import threading
 import time
@@ -11,7 +9,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import fake_appworld
-import programs
 import psutil
 import pytest
 from refusals import refused
@@ -20,8 +17,7 @@ from returning import check_played_again
 from g2po_envs.appworld import AppworldEnvironment, Installation
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.appworld.server import AppworldServer, AppworldServerError
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult
-from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl import EnvironmentPool, Observation, PoolLimits
 
 ROOT = Path(__file__).parents[2]
 INSTALLATION = Installation(str(ROOT / ".venv-appworld"))
@@ -80,47 +76,31 @@ def opened(stand_in):
 
 def test_tasks_are_chosen_by_difficulty_and_what_is_not_there_is_refused(stand_in):
     data = stand_in.root / "data"
-    for task_id, difficulty in (("a", 1), ("b", 3), ("c", 2)):
+    for task_id, difficulty in (("a", 1), ("b", 3)):
         (data / "tasks" / task_id / "ground_truth").mkdir(parents=True)
         (data / "tasks" / task_id / "ground_truth/metadata.json").write_text(json.dumps({"difficulty": difficulty}))
     (data / "datasets").mkdir()
-    (data / "datasets/dev.txt").write_text("a\nb\nc\n")
-    assert [row["task_id"] for row in stand_in.rows("dev", [1, 2])] == ["a", "c"]
-    assert [row["task_id"] for row in stand_in.rows("dev")] == ["a", "b", "c"]
-    for field, call in (
-        ("directory", lambda: AppworldEnvironment(Installation(str(data)))),
-        ("dataset", lambda: stand_in.rows("train")),
-        ("difficulties", lambda: stand_in.rows("dev", [4])),
-        ("key", lambda: AppworldEnvironment(stand_in, key="colour")),
-        ("refused", lambda: AppworldEnvironment(stand_in, refused="...")),
-        ("code_timeout", lambda: AppworldEnvironment(stand_in, code_timeout=0.5)),
-    ):
+    (data / "datasets/dev.txt").write_text("a\nb\n")
+    assert [row["task_id"] for row in stand_in.rows("dev", [1, 2])] == ["a"]
+    for field, words in (("dataset", ["train"]), ("difficulties", ["dev", [4]])):
         with refused(field):
-            call()
+            stand_in.rows(*words)
 
 
-def test_endless_code_costs_a_step_or_its_own_episode_never_its_neighbours(opened, monkeypatch):
+def test_endless_or_refused_code_costs_a_step_or_its_own_episode_never_its_neighbours(opened, monkeypatch):
     monkeypatch.setattr("g2po_envs.appworld.environment._NO_ANSWER", 1.0)
-    one, two = opened(code_timeout=1.0), opened(code_timeout=1.0)
+    one, two = (opened(code_timeout=1.0, max_memory=2.5e8, refused=["..."]) for _ in "ab")
     one.step("kept = 7")
     stopped = one.step(ENDLESS)
     assert "Execution timed out after 1 seconds." in stopped.observation.text and not stopped.terminated
+    assert "MemoryError" in one.step("much = bytearray(10**9)").observation.text
+    assert "'...' is not allowed" in one.step("done = 1\n...").observation.text
     assert one.step("print(kept)").observation.text == "7", "the world goes on"
     ended = one.step(UNSTOPPABLE)
     assert ended.terminated and ended.reward == 0 and "timed out after 1 seconds" in ended.observation.text
     assert ended.info["failure_reason"].startswith("endless code:") and not ended.info["success"]
     assert two.step("print(8)").observation.text == "8"
     assert one.reset("task") and one.step("done = 1").reward == 10.0, "in a new server"
-
-
-def test_code_that_is_refused_or_takes_all_memory_gets_an_error(opened):
-    world = opened(refused=["...", "except"], max_memory=2.5e8)
-    for code, word in (("print(1)\n...", "..."), ("try:\n    done = 1\nEXCEPT: pass", "except")):
-        result = world.step(code)
-        assert result.observation.text == f"Execution failed. {word!r} is not allowed in your code."
-        assert not result.terminated
-    assert "MemoryError" in world.step("kept = bytearray(10**9)").observation.text
-    assert world.step("print(1)").observation.text == "1"
 
 
 def test_no_answer_is_ever_anothers(stand_in):
@@ -151,9 +131,9 @@ async def app(scope, receive, send):
 """
 
 
-def ask(port, method="POST", **headers):
+def ask(port, **headers):
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, "/execute", json.dumps({"code": "6 * 7"}), headers)
+    connection.request("POST", "/execute", json.dumps({"code": "6 * 7"}), headers)
     answer = connection.getresponse()
     return answer.status, {name.lower() for name, _ in answer.getheaders()}, answer.read()
 
@@ -173,9 +153,8 @@ def test_code_is_executed_for_the_environment_alone(stand_in, tmp_path):
     assert server.call("execute", code="6 * 7") == 42
     key, page = f"Bearer {server._key}", {"Origin": "http://elsewhere.example"}
     for headers in ({}, page, {"Authorization": "Bearer x"}, {"Authorization": key, "Host": "elsewhere.example"}):
-        for method in ("POST", "OPTIONS", "GET"):
-            status, names, body = ask(server.port, method, **headers)
-            assert status == 403 and b"42" not in body and not [one for one in names if one.startswith("access-")]
+        status, names, body = ask(server.port, **headers)
+        assert status == 403 and b"42" not in body and not [one for one in names if one.startswith("access-")]
     assert ask(server.port, Authorization=key)[0] == 200 == ask(server.port, Authorization=key, Host="localhost")[0]
     process = psutil.Process(server.process.pid)
     assert server._key not in str([process.cmdline(), process.environ()]), "code in an episode reads those of others"
@@ -225,42 +204,6 @@ class TestRealWorlds:
                 assert [last[slot].reward for slot in range(8)] == [0.0, 10.0] * 4
                 assert last[1].info == {"success": True, "score": 1.0, "completed": True}
         assert not (INSTALLATION.root / "experiments" / "outputs" / "g2po_trl").exists()
-
-    def test_a_server_killed_and_one_made_to_hang(self):
-        with make_pool(code_timeout=5.0) as pool:
-            tasks = [{"task_id": "tiny000_2"}] * 4
-            pool.reset(tasks)
-            killed, hung, *_ = servers()
-            killed.kill()
-            os.kill(hung.pid, signal.SIGSTOP)
-            last = [*pool.step(dict.fromkeys(range(4), "print(7)")).values()]
-            (failure,) = (one for one in last if isinstance(one, EnvironmentFailure))
-            assert "was killed by SIGKILL" in failure.message
-            steps = [one for one in last if isinstance(one, StepResult)]
-            assert sum(one.terminated for one in steps) == 1, "no answer: given up"
-            assert sum(one.observation.text == "7" for one in steps) == 2
-            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"
-            assert len(servers()) == 4
-
-    def test_a_worker_that_is_killed_takes_its_servers_along(self):
-        with make_pool() as pool:
-            pool.reset([{"task_id": "tiny000_2"}] * 2)
-            pool.step({0: "x = 3", 1: "x = 4"})
-            before = set(servers())
-            os.kill(pool.worker_pids[0], signal.SIGKILL)
-            last = pool.step({0: "print(x)", 1: "print(x)"})
-            assert "3" in last[0].observation.text and "4" in last[1].observation.text, "played again"
-            after = set(servers())
-            assert len(before) == len(after) == 2 and len(before & after) == 1, "the killed worker's server is gone"
-
-    def test_the_recipe_trains(self, tmp_path):
-        (tmp_path / "appworld-tiny").symlink_to(INSTALLATION.directory)
-        words = ["--output_dir", tmp_path / "run", "--num_environment_workers", "2"]
-        run = programs.run(
-            ROOT / "recipes/train_appworld.py", "--appworld", tmp_path / "appworld", *words, timeout=400
-        )
-        assert run.returncode == 0, run.stderr[-3000:]
-        assert "iteration   2/2" in run.stdout and "success: all" in run.stdout
 
     def test_code_is_run_again(self):
         """Databases, variables, tokens, the clock, chance, and the order of a set, in servers of their own."""

@@ -46,20 +46,8 @@ def add(messages, tools):
     }
 
 
-def always_left(corridor):
-    return "go left"
-
-
 def sometimes(corridor):
     """Raises in one task, and gives up in another."""
     if corridor.length == 2:
         raise KeyError("lost")
     return None if corridor.place and corridor.length == 3 else "go right"
-
-
-def number(corridor):
-    return 7
-
-
-def two_texts(corridor):
-    return "go right", "!"

@@ -5,9 +5,7 @@ import string
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Text
-
-from g2po_trl import GymnasiumEnvironment, Observation
+from gymnasium.spaces import Text
 
 
 class Letters(gymnasium.Env):
@@ -44,31 +42,5 @@ class Dice(Letters):
         return str(random.random()), 0.0, False, False, {}
 
 
-class Walk(gymnasium.Env):
-    observation_space = action_space = Box(-10, 10)
-
-    def reset(self, *, seed=None, options=None):
-        self.at = 0.0
-        return self.at, {}
-
-    def step(self, action):
-        self.at += action
-        return self.at, 0.0, False, False, {}
-
-
-class TextWalk(GymnasiumEnvironment):
-    """How a user adapts spaces of another kind."""
-
-    def __init__(self):
-        super().__init__("games_of_gymnasium:Walk-v0")
-
-    def read_observation(self, observation, info):
-        return Observation(f"You are at {observation:g}.", state_key=f"{observation:g}", task="Walk.")
-
-    def read_action(self, action):
-        return float(action)
-
-
 gymnasium.register("Letters-v0", Letters, disable_env_checker=True)
 gymnasium.register("Dice-v0", Dice, max_episode_steps=3, disable_env_checker=True)
-gymnasium.register("Walk-v0", Walk, disable_env_checker=True)

@@ -1,11 +1,10 @@
 """Demonstrations are the rollout's own steps: its prompts, and what an expert answers as a completion."""
 
-import contextlib
 from functools import partial
 
 import pytest
-from conftest import CHAT_TEMPLATE, build_tokenizer
-from corridor import Corridor, add, always_left, go, number, open_safe, sometimes, two_texts
+from conftest import build_tokenizer
+from corridor import Corridor, add, go, open_safe, sometimes
 from refusals import refused
 from scripted_actors import ScriptedEngine
 from scripted_agents import tool_loop
@@ -23,14 +22,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows, message_ids, spoken_after
-from g2po_trl.teach.experts import (
-    ExpertEnvironment,
-    agent_answer,
-    carried_answer,
-    find_expert,
-    random_answer,
-    recorded_answer,
-)
+from g2po_trl.teach.experts import ExpertEnvironment, agent_answer, carried_answer, random_answer, recorded_answer
 
 
 def episodes(tasks):
@@ -105,9 +97,7 @@ def test_calls_are_written_as_every_template_reads_them(name):
 def test_an_agent_is_answered_by_its_messages_and_tools():
     task = {"question": "3+4", "answer": "7"}
     (shown,) = play(agent_factory(tool_loop, 4), [task], partial(agent_answer, add), tokenizer_of("qwen2_5"))
-    assert shown.success and len(shown.steps) == 2
-    assert shown.steps[0].response["content"] == "I add."
-    assert shown.steps[1].completion == "7"
+    assert shown.success and [step.response["content"] for step in shown.steps] == ["I add.", "7"]
 
 
 def test_a_conversation_is_one_row_and_each_window_another():
@@ -119,9 +109,14 @@ def test_a_conversation_is_one_row_and_each_window_another():
     assert taught == [token for step in talked.steps for token in step.completion_ids]
     assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
     (seen,) = in_corridors(Corridor.expert, [3])
-    rows = build_rows([seen])
-    assert [row["input_ids"] for row in rows] == [[*s.prompt_ids, *s.completion_ids] for s in seen.steps]
-    assert [row["labels"] for row in rows] == [[-100] * len(s.prompt_ids) + s.completion_ids for s in seen.steps]
+    assert build_rows([seen]) == [
+        {
+            "input_ids": [*step.prompt_ids, *step.completion_ids],
+            "labels": [-100] * len(step.prompt_ids) + step.completion_ids,
+            "actions": 1,
+        }
+        for step in seen.steps
+    ]
 
 
 def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
@@ -133,21 +128,19 @@ def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
 
 def test_an_expert_that_gives_up_or_raises_fails_alone():
     shown = in_corridors(sometimes, [1, 2, 3])
-    assert [t.outcome for t in shown] == ["success", "error", "failure"]
-    assert "KeyError" in shown[1].error and shown[2].failure_reason == "no answer: the expert gave up"
+    assert [t.outcome for t in shown] == ["success", "error", "failure"] and "KeyError" in shown[1].error
 
 
 def test_recorded_episodes_are_played_again():
-    def again(lengths, *recorded):
-        return play(Corridor, [{"length": n} for n in lengths], partial(recorded_answer, recorded))
+    def again(length, recorded):
+        return play(Corridor, [{"length": length}], partial(recorded_answer, [recorded]))[0]
 
-    right, left = (in_corridors(expert, [2])[0] for expert in (Corridor.expert, always_left))
-    played = again([2, 2], right, left)
-    assert [[step.action for step in t.steps] for t in played] == [["go right"] * 2, ["go left"]]
-    (longer,) = again([3], right)
+    (right,) = in_corridors(Corridor.expert, [2])
+    assert [step.action for step in again(2, right).steps] == ["go right"] * 2
+    longer = again(3, right)
     assert longer.outcome == "failure" and len(longer.steps) == 2
     right.steps[1].valid = False
-    (stopped,) = again([2], right)
+    stopped = again(2, right)
     assert stopped.outcome == "failure" and len(stopped.steps) == 1, "no completion without the format is taught"
 
 
@@ -158,40 +151,15 @@ def test_random_episodes():
     assert names == {"turn", "listen"}
 
 
-PICKY = PromptTemplate("{observation}", "{observation}", parse_completion=lambda text, end: (text, False))
-ENDLESS = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ message['content'] }}")
-
-
 @pytest.mark.parametrize(
-    ("field", "expert", "template", "chat_template"),
-    [
-        ("expert", number, DEFAULT_PROMPT, CHAT_TEMPLATE),
-        ("messages", two_texts, DEFAULT_PROMPT, CHAT_TEMPLATE),
-        ("parse_completion", Corridor.expert, PICKY, CHAT_TEMPLATE),
-        ("chat_template", Corridor.expert, DEFAULT_PROMPT, ENDLESS),
-    ],
+    ("template", "arguments", "number"),
+    [("gptoss", {"a": 3, "b": 4}, 2), ("llama3_1", {"a": 3, "b": 4}, 2), ("qwen3_5_nothink", {"a": 3, "b": "4"}, 1)],
 )
-def test_an_answer_that_cannot_be_written_is_refused(field, expert, template, chat_template):
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = chat_template
-    with refused(field):
-        in_corridors(expert, [1], tokenizer=tokenizer, template=template)
-
-
-@pytest.mark.parametrize("name", ["gptoss", "llama3_1", "qwen2_5"])
-def test_calls_that_a_template_does_not_write_are_refused(name):
-    """Two in one message."""
-    calls = [{"name": "add", "arguments": {"a": 3, "b": 4}}] * 2
-    with contextlib.nullcontext() if name == "qwen2_5" else refused("expert"):
-        (shown,) = play(agent_factory(tool_loop, 1), [{"question": "3+4"}], lambda *_: calls, tokenizer_of(name))
-        assert shown.steps[0].tool_calls == 2
-
-
-def test_an_argument_that_is_read_as_another_is_refused():
-    """Qwen 3.5 writes texts and numbers alike, and the schema tells them apart."""
-    calls = [{"name": "add", "arguments": {"a": 3, "b": "4"}}]
+def test_calls_that_are_read_otherwise_are_refused(template, arguments, number):
+    """Two in one message that the template does not write; texts and numbers that it writes alike."""
+    calls = [{"name": "add", "arguments": arguments}] * number
     with refused("expert"):
-        play(agent_factory(tool_loop, 1), [{"question": "3+4"}], lambda *_: calls, tokenizer_of("qwen3_5_nothink"))
+        play(agent_factory(tool_loop, 1), [{"question": "3+4"}], lambda *_: calls, tokenizer_of(template))
 
 
 def test_what_is_spoken_after_a_prompt():
@@ -203,14 +171,3 @@ def test_what_is_spoken_after_a_prompt():
         assert spoken_after(asked, answered) == spoken
         with refused("chat_template"):
             spoken_after(f"Be brief. {asked}", answered)
-
-
-def test_where_an_expert_is_found(tmp_path):
-    game = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
-    method = game + "    def expert(self): return 'method'\n"
-    tool = "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
-    function = method + "def expert(game): return 'function'\n"
-    for name, source in {"none": game, "method": method, "function": function, "tool": tool}.items():
-        (tmp_path / f"found_{name}.py").write_text(source)
-        expert = find_expert(f"{tmp_path}/found_{name}.py:Game")
-        assert (None if expert is None else expert(None)) == (name if name in ("method", "function") else None)

@@ -2,34 +2,38 @@
 
 import json
 import runpy
-import shutil
 import sys
 from functools import partial
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
+import vision_models
 from conftest import build_tokenizer
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from refusals import refused
 from scripted_actors import ScriptedEngine
 from transformers import AutoModelForCausalLM
-from trl import ModelConfig, SFTConfig
+from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl import EnvironmentPool, G2POConfig, PoolLimits, read_jsonl
-from g2po_trl.cli.commands.init import write_folder
+from g2po_trl import EnvironmentPool, G2POConfig, PoolLimits, Step, Trajectory, read_jsonl
 from g2po_trl.cli.commands.train import read, resolve
-from g2po_trl.cli.commands.view import main as view_main
 from g2po_trl.cli.recipe_files import RECIPES
-from g2po_trl.engines.base import Completion
+from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.evaluation.chat_models import load_model
+from g2po_trl.prompts.images import load_processing_class, reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
-from g2po_trl.teach.demonstrations import state_rows
+from g2po_trl.teach.demonstrations import IMAGES, ExpertActor, build_rows, state_rows
 from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching, teach
 from g2po_trl.teach.validation import SuccessEvaluation, TeachingArguments
+from g2po_trl.trajectory import image_file
+from g2po_trl.utils.images import as_picture
 
 HALLS = [f"hall {seed}" for seed in range(8)]
 SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for letter in "abcd"] + [
@@ -49,9 +53,9 @@ def arguments(folder, **options):
     return SFTConfig(str(folder), gradient_checkpointing=False, **(shared | learning | options))
 
 
-def samples_of(shown, template=LETTER_PROMPT, tokenizer=None):
+def samples_of(shown, tokenizer=None):
     tokenizer = tokenizer or build_tokenizer()
-    rows = state_rows(shown, template, 2, ChatEncoder(tokenizer), {tokenizer.eos_token_id})
+    rows = state_rows(shown, LETTER_PROMPT, 2, ChatEncoder(tokenizer), {tokenizer.eos_token_id})
     return Dataset.from_list(list(rows))
 
 
@@ -68,12 +72,9 @@ def test_samples_are_the_prompts_of_the_rollout():
         Player(pool, actor, EpisodeLimits(3)).play([{"seed": 1}])
     walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
     shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]
-    rows = samples_of(shown, LETTER_PROMPT, tokenizer)
-    assert len(read) == len(rows) == 2
-    for ids, row in zip(read, rows):
-        assert row["input_ids"][: len(ids)] == list(ids), "what is read in training is what is read in play"
-        assert row["labels"] == [-100] * len(ids) + row["input_ids"][len(ids) :]
-        assert tokenizer.decode(row["labels"][len(ids) :]) == "b<|im_end|>"
+    end = tokenizer("b<|im_end|>")["input_ids"]
+    expected = [{"input_ids": [*ids, *end], "labels": [-100] * len(ids) + end} for ids in read]
+    assert len(read) == 2 and [*samples_of(shown, tokenizer)] == expected
 
 
 def test_validations_change_nothing(tiny_model_dir, tmp_path):
@@ -81,10 +82,8 @@ def test_validations_change_nothing(tiny_model_dir, tmp_path):
     tokenizer, lessons, found = build_tokenizer(), samples_of(SHOWN), []
     for every in (1, 100):
         torch.manual_seed(every)
-        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1)
-        model, results = teach(
-            model, arguments(tmp_path, seed=3), lessons, validation(validation_steps=every), tokenizer
-        )
+        model, args = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1), arguments(tmp_path)
+        model, results = teach(model, args, lessons, validation(validation_steps=every), tokenizer)
         found.append((len(results), {name: value.clone() for name, value in model.state_dict().items()}))
     assert [number for number, _ in found] == [5, 1]
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
@@ -128,38 +127,17 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     assert not (parts / "teaching.json").exists()
     with refused("output_dir"):
         run(parts)
-    shutil.copytree(parts, again := tmp_path / "again")
     run(parts, resume_from_checkpoint="auto")
-    run(again, overwrite=True)
-    told = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts, again)]
-    seconds = [
-        [about.pop("seconds"), *(validation.pop("seconds") for validation in about["validations"])] for about in told
-    ]
-    assert told[0] == told[1] == told[2] and [e["step"] for e in told[0]["validations"]] == [2, 4, 5]
-    assert all(last == times[-1] and times == sorted(times) for last, *times in seconds), "those before count too"
-    weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts, again)]
-    assert all(torch.equal(value, other[name]) for other in weights for name, value in weights[0].items())
+    told = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts)]
+    for about in told:
+        seconds = [about.pop("seconds"), *(validation.pop("seconds") for validation in about["validations"])]
+        assert seconds == [seconds[-1], *sorted(seconds[1:])], "those before the interruption count too"
+    assert told[0] == told[1] and [e["step"] for e in told[0]["validations"]] == [2, 4, 5]
+    one, other = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert not list(parts.glob("checkpoint-*")), "the start is there"
     run(whole, overwrite=True, max_steps=2)
     assert [path.name for path in whole.glob("validations/validation-*")] == ["validation-000002.jsonl"]
-
-
-def test_what_is_refused(tiny_model_dir, tmp_path):
-    def load(model=None, **options):
-        args = arguments(tmp_path, **options)
-        return load_base_model(TeachingArguments(), args, ModelConfig("none", **(model or {})), str)
-
-    short = arguments(tmp_path, max_length=7)
-    for field, call in (
-        ("num_validation_tasks", partial(TeachingArguments(num_validation_tasks=1).split, [{}], 0)),
-        ("target_success", partial(TeachingArguments, target_success=7.0)),
-        ("max_length", partial(teach, str(tiny_model_dir), short, samples_of(SHOWN), None, None)),
-        ("packing", partial(load, packing=True)),
-        ("push_to_hub", partial(load, push_to_hub=True)),
-        ("load_in_4bit", partial(load, {"load_in_4bit": True})),
-    ):
-        with refused(field):
-            call()
 
 
 RECIPE = RECIPES / "teach_environment.py"
@@ -178,8 +156,8 @@ def misled(game):
     return "z"
 '''
 SFT = (
-    "--use_cpu true --save_strategy no --validation_steps 6 --num_validation_episodes 16 --num_environment_workers 1 "
-    "--learning_rate 1e-2 --per_device_train_batch_size 8 --warmup_steps 0 --seed 1"
+    "letters_to_teach.py --use_cpu true --save_strategy no --validation_steps 6 --num_validation_episodes 16 "
+    "--num_environment_workers 1 --learning_rate 1e-2 --per_device_train_batch_size 8 --warmup_steps 0 --seed 1"
 ).split()
 
 
@@ -196,13 +174,13 @@ def game(tmp_path, monkeypatch):
 
 
 def g2po_teach(monkeypatch, *words):
-    words = resolve(read(["letters_to_teach.py", *words], "g2po teach"))[1]
+    words = resolve(read(words, "g2po teach"))[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 
 
 def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, capsys):
-    g2po_teach(monkeypatch, "--model", str(tiny_model_dir), "--num_episodes", "200", "--target_success", "0.9", *SFT)
+    g2po_teach(monkeypatch, *SFT, "--model", str(tiny_model_dir), "--num_episodes", "200", "--target_success", "0.9")
     assert capsys.readouterr().out.endswith("Next: g2po train letters_to_teach.py:Game --model runs/game-start\n")
     about = json.loads((game / "runs/game-start/teaching.json").read_text())
     assert about["validations"][-1]["success_rate"] >= 0.9 and about["validations"][-1]["valid_action_ratio"] >= 0.95
@@ -210,72 +188,22 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     rooms = {trajectory.steps[0].observation for trajectory in validations}
     assert len(rooms) == 1, "a fifth of eight training tasks is in validations only"
     with refused("output_dir"):
-        g2po_teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
+        g2po_teach(monkeypatch, *SFT, "--model", str(tiny_model_dir))
 
 
-def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch, capsys):
-    g2po_teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 120, said
-    *_, validations, more, start = said.splitlines()
-    assert "g2po view runs/game-start" in validations and "more --num-episodes" in more
-    about = json.loads((game / "runs/game-start/teaching.json").read_text())
-    assert "g2po train letters" in start and not about["reached"]
-    folder = game / "runs/game-start/validations"
-    for old in (False, True):  # under the names of release candidates, too
-        if old:
-            (folder / "validation-000001.jsonl").rename(folder / "exam-000001.jsonl")
-            folder.rename(folder.with_name("exams"))
-        view_main(["runs/game-start", "--text"])
-        assert "Evaluation validation, step 1: 0.0 % of 16 episodes solved" in capsys.readouterr().out
-
-
-REFUSED = {
-    "--expert letters_to_teach.py:misled": "expert",
-    "--demonstration_turns 1": "expert",
-    "--num_validation_tasks 8": "num_validation_tasks",
-    "--prompt letters_to_teach.py:expert": "prompt",
-    "--demonstrations none.jsonl": "demonstrations",
-    "--demonstrations recorded.jsonl": "demonstrations",
-    "--random_episodes 4": "random_episodes",
-    "--max_completion_length 1": "max_completion_length",
-}
-
-
-@pytest.mark.parametrize(("words", "field"), REFUSED.items())
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ("--expert letters_to_teach.py:misled", "expert"),
+        ("--demonstrations none.jsonl", "demonstrations"),
+        ("--random_episodes 4", "random_episodes"),
+        ("--max_completion_length 1", "max_completion_length"),
+    ],
+)
 def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, field):
-    record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
-    (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
     with refused(field):
-        g2po_teach(monkeypatch, "--model", str(tiny_model_dir), *words.split(), *SFT)
+        g2po_teach(monkeypatch, *SFT, "--model", str(tiny_model_dir), *words.split())
     assert not (game / "runs/game-start").exists()
-
-
-def test_values_that_teaching_refuses(game, monkeypatch, capsys):
-    for words in (
-        *("--num_validation_tasks -1", "--target_success 1.5", "--history all", "--train_config none.yaml"),
-        *("--demonstrations a --random_episodes 1", "--environment_step_timeout -1"),
-    ):
-        with pytest.raises(SystemExit):
-            g2po_teach(monkeypatch, *words.split(), *SFT)
-        assert words.split()[0].removeprefix("--environment_").removeprefix("--") in capsys.readouterr().err
-
-
-def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
-    write_folder(tmp_path / "tidy")
-    monkeypatch.chdir(tmp_path / "tidy")
-    given = {"environment": f"{tmp_path}/tidy/environment.py:TidyEnvironment"}
-    words = ["--environment", given["environment"], "--seed", "1"]
-    assert resolve(read(["--seed", "1"], "g2po teach")) == (RECIPE, words)
-    recipe = runpy.run_path(str(RECIPE))
-    assert recipe["DEFAULT_CONFIG"](given)["learning_rate"] == 1e-3, "of teach.yaml"
-    found = recipe["training_defaults"](given)
-    assert found["output_dir"] == "runs/tidy-start"
-    assert recipe["OwnArguments"](**given).tasks == f"{tmp_path}/tidy/tasks.jsonl"
-    assert (found["max_turns"], found["model_name_or_path"]) == (7, "model")
-    (tmp_path / "mine.yaml").write_text("tasks: others.jsonl\n")
-    found = recipe["training_defaults"]({**given, "train_config": str(tmp_path / "mine.yaml")})
-    assert found["tasks"] == "others.jsonl" and "max_turns" not in found
 
 
 def test_prompts_are_as_training_makes_them_by_default():
@@ -285,3 +213,117 @@ def test_prompts_are_as_training_makes_them_by_default():
     assert len(shared) > 8
     for name in shared:
         assert arguments[name].default == trained[name].default, name
+
+
+# -- with images ------------------------------------------------------------------------------------------------------
+
+TASKS = [{"seed": seed} for seed in range(5)]
+
+
+def play(processor, history):
+    engine = Engine(processor.tokenizer, [processor.tokenizer.eos_token_id])
+    engine.reads_text_because = None
+    options = {"history": history, "expert": lambda *_: {"content": "b"}}
+    actor = ExpertActor(engine, ChatEncoder(processor), LETTER_PROMPT, **options)
+    with EnvironmentPool(vision_models.DrawnLetterEnvironment, PoolLimits(1)) as pool:
+        return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
+
+
+FAST = {("Qwen2.5-VL", "conversation")}
+CASES = [
+    pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+    for case in product(vision_models.FAMILIES, ("window", "conversation"))
+]
+
+
+@pytest.mark.parametrize(("family", "history"), CASES)
+def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypatch):
+    """Of all steps, each as a row of its own with the images of its prompt, without TRL's collator and loss."""
+    model, processor = vision_models.build(family)
+    trajectories = play(processor, history)
+    steps = [step for one in trajectories for step in one.steps]
+    rows = build_rows(trajectories)
+    assert len(rows) == (5 if history == "conversation" else 10) and len(steps) == 10
+    assert {len(row[IMAGES]) for row in rows} == {2 if history == "conversation" else 1}
+    alone = SimpleNamespace(processing_class=processor, model=model)
+    with torch.no_grad():
+        expected = -torch.cat([vision_models.by_hand(alone, step) for step in steps]).mean()
+    losses, compute_loss = [], SFTTrainer.compute_loss
+
+    def recorded(*args, **kwargs):
+        losses.append(compute_loss(*args, **kwargs))
+        return losses[-1]
+
+    monkeypatch.setattr(SFTTrainer, "compute_loss", recorded)
+    args = SFTConfig(
+        str(tmp_path), per_device_train_batch_size=len(rows), max_steps=1,
+        use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True, max_length=None,
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    told = TeachingArguments(
+        temperature=1.0, max_completion_length=2, target_success=1.0, validation_steps=9, max_turns=3
+    )
+    game = vision_models.DrawnLetterEnvironment
+    validation = SuccessEvaluation(game, TASKS[:2], LETTER_PROMPT, told, prompts={"history": history})
+    samples = [{name: value for name, value in row.items() if name != "actions"} for row in rows]
+    _, results = teach(model, args, Dataset.from_list(samples), validation, processor, shown=trajectories)
+    assert len(losses) == 1 and losses[0].item() == pytest.approx(expected.item(), abs=2e-5)
+    assert results[-1]["episodes"] == 2 and results[-1]["error_rate"] == 0
+
+
+DRAWN = """
+from g2po_envs.sokoban import SokobanEnvironment, expert
+
+def drawn():
+    return SokobanEnvironment(render="image")
+"""
+WORDS = (
+    "drawn_to_teach.py:drawn --num_validation_episodes 3 --num_demonstrations 8 --max_steps 2 --validation_steps 9 "
+    "--max_turns 3 --demonstration_turns 9 --max_completion_length 48 --use_cpu true --bf16 false --save_strategy no "
+    "--num_environment_workers 1 --learning_rate 1e-3 --per_device_train_batch_size 4 --model start"
+).split()
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "drawn_to_teach", raising=False)
+    (tmp_path / "drawn_to_teach.py").write_text(DRAWN)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"size": "tiny", "number": {number}}}\n' for number in range(6)))
+    for part in vision_models.build("Idefics3"):
+        part.save_pretrained(tmp_path / "start")
+    return tmp_path
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatch, capsys):
+    """An adapter is on the language part, as in training."""
+    peft = ["--use_peft", "true", "--lora_target_modules", "all-linear"] if adapter else []
+    g2po_teach(monkeypatch, *WORDS, *peft)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 demonstrations succeed" in said
+    before, after = (load_model(str(drawn / name)).state_dict() for name in ("start", "runs/model-start"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("text_model" in name for name in moved)
+    assert any("vision_model" in name for name in moved) != adapter
+    assert reads_images(load_processing_class("runs/model-start"))
+    episodes = list(read_jsonl(*drawn.glob("runs/model-start/validations/*.jsonl")))
+    files = {
+        image_file(drawn / "runs/model-start/validations/x", name) for one in episodes for name in one.steps[0].images
+    }
+    assert len(files) == 1 and all(file.is_file() for file in files)
+
+
+def test_a_screenshot_that_replaces_an_earlier_one_begins_a_row():
+    """By their token ids, prompts with other images of the same size are the same."""
+    first, other = (as_picture(vision_models.drawing(seed)) for seed in (1, 2))
+    steps = [
+        Step("a", "b", prompt_ids=[5, 9], completion_ids=[1], prompt_images=[first]),
+        Step("a", "b", prompt_ids=[5, 9, 1, 6], completion_ids=[2], prompt_images=[first]),
+        Step("a", "b", prompt_ids=[5, 9, 1, 6, 2, 9], completion_ids=[3], prompt_images=[other, first]),
+    ]
+    rows = build_rows([Trajectory("t", steps, 10.0, "success")])
+    assert [(row["input_ids"], row[IMAGES]) for row in rows] == [
+        ([5, 9, 1, 6, 2], [str(first)]),
+        ([5, 9, 1, 6, 2, 9, 3], [str(other), str(first)]),
+    ]
