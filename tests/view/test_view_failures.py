@@ -80,7 +80,7 @@ def run(tmp_path):
     two.append(Trajectory("two", [called], 0.0, "failure", task=ATTACKS[1]))
     files = {}
     for number in (1, 2):
-        files |= {f"train-{number:06d}": one + two, f"eval{ATTACKS[0].replace('/', '')}-{number:06d}": two}
+        files |= {f"train-{number:06d}": one + two, f'eval">{ATTACKS[0].replace("/", "")}-{number:06d}': two}
     return write_run(tmp_path, files, trainer={"gamma": 0.5, "max_turns": ATTACKS[1]})
 
 
