@@ -1,14 +1,11 @@
 """What a run says at its end when there was nothing to learn from: said where it is so, and nowhere else."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from letter_environment import LetterEnvironment
 
 from g2po_trl import Observation, Step, Trajectory
-from g2po_trl.rollout.failing_tasks import TaskErrors
-from g2po_trl.runs.callbacks import ClosingVerdict
 from g2po_trl.runs.verdict import FAULTS, Cause, Tally, verdict
 
 
@@ -16,6 +13,10 @@ def episode(won=False, states="abc", reward=None, outcome=None, reason=None, **f
     outcome = outcome or ("success" if won else "failure")
     steps = [Step(state, "go", **{"admissible_actions": ["go"], **facts}) for state in states]
     return Trajectory("task", steps, 10.0 * won if reward is None else reward, outcome, failure_reason=reason)
+
+
+def pair(*states, **facts):
+    return [episode(states=one, **facts) for one in states]
 
 
 LOST, WON, MIXED = [episode(), episode()], [episode(True), episode(True)], [episode(True), episode()]
@@ -33,7 +34,9 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
         ([WON, LOST], Cause.EQUAL_REWARDS),
         ([ERRORS, ERRORS], Cause.ERRORS),
         ([ERRORS, LOST], Cause.NO_REWARD),
+        ([pair("ab", "ac", reason="agent error: KeyError"), pair("ab", "ac", reason="x")], Cause.ENDED_EARLY),
         ([MUTE], Cause.NO_FORMAT),
+        ([[episode(completion_ids=[5] * 8, completion_truncated=True)] * 2], Cause.CUT_OFF),
         ([WRONG, MUTE], Cause.NOT_LISTED),
         ([[episode(call="none", admissible_actions=None)] * 2], Cause.NO_CALL),
         ([ALONE, ALONE], Cause.NEVER_COMPARED),
@@ -41,46 +44,30 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
         ([MIXED], None),
         ([LOST] * 9 + [MIXED], None),
         ([[episode(reward=0.5), episode()]], None),  # nobody won, and one was paid more
-        ([[episode(True, reward=9.0), episode(True)]], None),  # all won, and one was paid more
         ([ALONE, MIXED], None),
         ([[episode(True, "a"), episode(False, "a")]], None),  # there is no later step
     ],
 )
 def test_what_is_said(groups, reason):
     found = verdict(Tally.of(groups))
-    assert found is reason is None or (found.cause, found.remedy) == (reason, reason.wording[1])
+    assert (found and found.cause) is reason
 
 
 @pytest.mark.parametrize(
     ("groups", "replaced", "estimator", "reason"),
     [
         ([ALONE], [], "g2po without A_EC", Cause.NEVER_COMPARED),
-        ([ALONE], [], "gigpo, value_lambda 0.5", Cause.NEVER_COMPARED),
         ([ALONE], [], "g2po without A_NC and A_EC", None),  # A_EP alone is left
         ([ALONE], [], "grpo", None),
         ([ALONE], [], "my_advantages", None),
-        ([WON, LOST], [], "rloo", Cause.EQUAL_REWARDS),
         ([WON, LOST], [], "ppo", None),
         ([LOST, LOST], [], "ppo", Cause.NO_REWARD),
-        ([LOST], LOST, "g2po", Cause.NO_REWARD),  # groups that were replaced are not forgotten
-        ([LOST], WON, "g2po", Cause.EQUAL_REWARDS),
-        ([WON], LOST, "g2po", Cause.EQUAL_REWARDS),
+        ([LOST], WON, "g2po", Cause.EQUAL_REWARDS),  # groups that were replaced are not forgotten
     ],
 )
 def test_estimators_learn_from_different_things_and_of_replaced_groups(groups, replaced, estimator, reason):
     found = verdict(Tally.of(groups, replaced), estimator)
     assert (found and found.cause) is reason
-
-
-@pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
-def test_it_is_said_early_too(group, times, capsys):
-    """A run may take days: once after five iterations, if more follow."""
-    closing = ClosingVerdict(Tally.of([group]), "g2po", TaskErrors(3))
-    args = SimpleNamespace(optimizer_steps_per_iteration=2)
-    for last, expected in ((10, 0), (30, times)):
-        for step in range(1, last + 1):
-            closing.on_log(args, SimpleNamespace(global_step=step, max_steps=last, is_world_process_zero=True), None)
-        assert capsys.readouterr().out.count("After 5 iterations: 2 of 2 episodes") == expected
 
 
 class Hopeless(LetterEnvironment):
@@ -98,20 +85,11 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     """With the numbers of all of it."""
     trainer = make_trainer(Hopeless, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
-    said = capsys.readouterr().out
-    assert said.count(Cause.NOT_LISTED.wording[1]) == 1
-    (line,) = (line for line in said.splitlines() if line.startswith("iteration"))
-    assert "| admissible  0.0% |" in line and len(line) < 150
+    assert capsys.readouterr().out.count(Cause.NOT_LISTED.wording[1]) == 1
     trainer = make_trainer(Hopeless, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
     assert capsys.readouterr().out.count("0 of 32 actions") == 1
     assert trainer.tally["completions"] == 2 * 16 and trainer.tally["admissible"] == 0
-    trainer.create_model_card()
-    assert "0 of 32 actions" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-
-
-def pair(*states, **facts):
-    return [episode(states=one, **facts) for one in states]
 
 
 GOOD = pair("ab", "ac", won=True)
@@ -122,29 +100,14 @@ GOOD = pair("ab", "ac", won=True)
     [
         ([GOOD], []),
         ([pair("ab", "ac"), GOOD], []),
-        ([pair("ab", "ac", outcome="truncated")], []),
         ([pair("ab", "ac")], [Cause.NO_REWARD]),
         ([pair("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
         ([pair("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
         ([pair("a", "a", reward=1.0)], []),
         ([pair("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
         ([pair("ab", "bc"), pair("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
-        ([], []),
     ],
 )
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
     tally = Tally.of(groups)
     assert [cause for cause in FAULTS if cause.holds(tally)] == faults
-
-
-def test_what_ended_the_episodes_is_told_before_the_model_is_blamed():
-    found = verdict(Tally.of([pair("ab", "ac", reason="agent error: KeyError"), pair("ab", "ac", reason="x")]))
-    assert found.cause is Cause.ENDED_EARLY and "agent error" in found.seen
-
-
-def test_of_a_model_whose_actions_have_no_effect_the_states_say_nothing():
-    """It stays in the first state of any environment."""
-    tally = Tally(episodes=8, groups=1, single_states=1, completions=40, valid=40, listed=40, admissible=0)
-    assert verdict(tally).cause is Cause.NOT_LISTED
-    tally["admissible"] = 20
-    assert verdict(tally).cause is Cause.SINGLE_STATE
