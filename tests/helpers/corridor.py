@@ -40,10 +40,8 @@ def add(messages, tools):
     if last["role"] == "tool":
         return last["content"]
     a, b = last["content"].split("+")
-    return {
-        "content": "I add.",
-        "tool_calls": [{"name": tools[0]["function"]["name"], "arguments": {"a": int(a), "b": int(b)}}],
-    }
+    called = {"name": tools[0]["function"]["name"], "arguments": {"a": int(a), "b": int(b)}}
+    return {"content": "I add.", "tool_calls": [called]}
 
 
 def sometimes(corridor):
