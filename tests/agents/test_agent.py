@@ -136,17 +136,15 @@ def test_what_an_agent_may_return(value, reward, info):
     assert (end.reward, end.info) == (reward, info)
 
 
-FORMS = [None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess": True}, {"success": True}]
-
-
-@pytest.mark.parametrize("value", [*FORMS, np.zeros(2), [10**5000, True]])
+@pytest.mark.parametrize(
+    "value", [None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess": True}, {"success": True}]
+)
 def test_what_an_agent_may_not_return(value):
     with pytest.raises(EnvironmentContractError):
         result_of(value)
 
 
 def test_a_request_of_any_length_is_observed():
-    """Whether it is too long is for max_prompt_length to say: a failure, and not the pool's error."""
     text = "x" * 1_100_000
     (seen, *_), _ = play(lambda task, client: float(ask_plainly(client, text)), [says("0.5")])
     assert seen.request.messages[0]["content"] == text and len(seen.text) == 1_000_000

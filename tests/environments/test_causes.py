@@ -25,8 +25,9 @@ def in_place_of(cause, error):
     return error
 
 
+EndOfPexpect = type("EOF", (Exception,), {"__module__": "pexpect.exceptions"})  # which is not installed everywhere
 ITSELF = KeyError()
-GONE = [BrokenPipeError(), EOFError(), ValueError("I/O operation on closed file.")]
+GONE = [BrokenPipeError(), EOFError(), ValueError("I/O operation on closed file."), EndOfPexpect()]
 MODELS = [
     *GONE,
     subprocess.TimeoutExpired("sleep 9", 1),

@@ -73,17 +73,17 @@ def test_tasks_that_do_not_fit_are_refused_by_name(rows, field):
 @pytest.mark.parametrize(
     ("agent", "environment_factory", "field"),
     [
-        (None, {"a/b": Lamp}, "environment_factory['a/b']"),
-        (None, {"": Lamp}, "environment_factory['']"),
-        (None, {"lamp": Lamp()}, "environment_factory['lamp']"),
-        (None, {}, "environment_factory"),
+        ({}, {"a/b": Lamp}, "environment_factory['a/b']"),
+        ({}, {"": Lamp}, "environment_factory['']"),
+        ({}, {"lamp": Lamp()}, "environment_factory['lamp']"),
+        ({}, {}, "environment_factory"),
         ({"lamp": speaker}, {"lamp": Lamp}, "agent"),
         ({"lamp": speaker}, Lamp, "environment_factory"),
     ],
 )
 def test_what_are_no_environments_is_refused(agent, environment_factory, field):
     with refused(field):
-        agent_factory(agent, 5, environment_factory=environment_factory) if agent else mixed(environment_factory)
+        agent_factory(agent, 5, environment_factory=environment_factory)
 
 
 def test_prompts_by_environment():
@@ -97,6 +97,13 @@ def test_prompts_by_environment():
     # A class with tools and a wording of its own is asked with windows, as in a run of its own.
     for given, kind in (({"shop": WORDED}, ToolEnvironment), (None, ChatToolEnvironment)):
         assert playable(given=given).keywords["environments"]["shop"].func is kind
+
+
+def test_limits_reach_each_environment():
+    limits = EpisodeLimits(5, environment_limits={"shop": {"max_turns": 7}, "speaker": {"max_requests": 9}})
+    parts = playable(limits=limits).keywords["environments"]
+    assert parts["shop"].args[1] == 7 and parts["lamp"] is Lamp
+    assert (parts["speaker"].keywords["max_turns"], parts["speaker"].keywords["max_requests"]) == (5, 9)
 
 
 def test_reward_functions_get_the_columns_of_all_environments():

@@ -108,7 +108,6 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
 
 
 def test_the_same_answers_whatever_the_workers_and_as_of_reset_and_step():
-    """All episodes to their ends, which come at different turns."""
     rooms = ["garden", "hall", "cellar", "hall", "garden"]
     walks = [KEY_DOOR_WALKTHROUGHS[room] for room in rooms]
     tasks, played = [{"key_room": room} for room in rooms], []
@@ -153,6 +152,8 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool, tmp_path
     answers |= received(pool, {0, 1} - set(answers))
     assert len(answers[0].info["much"]) == 5_000_000
     assert texts(answers)[1] == "a sleep 1.0" and pool.worker_pids == before
+    time.sleep(2.1)  # as during an update
+    assert texts(pool.step({0: "go"})) == {0: "a go"} and pool.worker_pids == before
 
 
 def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():
