@@ -6,7 +6,6 @@ logged and not documented, or that is not recomputed fails.
 
 import math
 import re
-import shutil
 from pathlib import Path
 
 import metrics_by_hand as by_hand
@@ -18,8 +17,7 @@ from g2po_trl.runs import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 RECOMPUTED = ("slices", "dynamic", "several")  # the other runs show what is logged and documented
-OTHERWISE_TESTED = ("time/", "advantage/", "rollout/active_fraction")
-OTHERWISE_TESTED += ("episode/success_rate_error", "eval_success_rate_error")
+OTHERWISE_TESTED = ("time/", "advantage/")
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}
 OF_TOOLS = {f"{of}{name}_call_ratio" for of in ("episode/", "eval_") for name in ("tool", "readable", "known")}
@@ -63,13 +61,14 @@ def expected(run, number):
     found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(rollout.all).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
+    found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
     first_steps = run.passes[number][0]["step"] + args.steps_per_generation
     once = [one for one in run.passes[number] if one["step"] < first_steps]
     found |= by_hand.update_metrics(rollout, args.beta, once)
     found |= of_losses(run, rollout, number)
-    found["update/optimizer_steps"] = len(run.norms) / len(rollouts)
+    found["update/optimizer_steps"] = len(run.norms.all) / len(rollouts)
     step = logged["step"]
-    found["grad_norm"] = run.norms[step - 1]
+    found["grad_norm"] = run.norms.all[step - 1]
     found["learning_rate"] = args.learning_rate * (1 - (step - 1) / args.max_steps)
     return found
 
@@ -138,20 +137,6 @@ def test_an_evaluations_metrics(runs):
         check(logged, {f"eval_{name}": value for name, value in found.items()}, entry["step"])
 
 
-def test_a_resumed_iteration_logs_the_same(runs, tmp_path, tiny_model_dir):
-    """From a checkpoint in the middle of it, in another process's place."""
-    run = runs("slices")
-    shutil.copytree(run.args.output_dir, tmp_path / "run")
-    resumed = make_recorded("slices", tiny_model_dir, tmp_path / "run", None)
-    try:
-        resumed.trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-6"))
-    finally:
-        resumed.trainer.close()
-    logged, whole = iterations_of(resumed)[2], iterations_of(run)[2]
-    others = {"time/update": 0, "loss": 0}  # the loss is transformers', of the steps since it was resumed
-    assert {**logged, **others} == {**whole, **others}
-
-
 def test_ranks_sums_merge_to_the_means_of_all_episodes_also_of_a_metric_of_texts(monkeypatch):
     """One row defines a metric: in training, where ranks exchange sums alone, it is what it is in an evaluation."""
     longest = metrics.Metric("longest_action", lambda t: [max(len(step.action) for step in t.steps or [Step("", "")])])
@@ -169,7 +154,7 @@ def test_ranks_sums_merge_to_the_means_of_all_episodes_also_of_a_metric_of_texts
     kinds = [("even", None, "odd")[n % 3] for n in range(len(played))]
     whole = metrics.summarize(played, kinds)
     assert whole["longest_action"] == (4 + 2 * sum(n for n in range(9) if n % 3)) / 11
-    for size in (1, 5, 20):
+    for size in (1, 5):
         parts = [metrics.Summary.of(played[i : i + size], kinds[i : i + size]) for i in range(0, len(played), size)]
         merged = metrics.Summary.merge(parts).means()
         assert merged.keys() == whole.keys() and repr(merged["by_environment"]) == repr(whole["by_environment"])
