@@ -1,4 +1,4 @@
-"""Prompted agents: what they ask and read; real servers, a scripted model, a real tiny one; killed and resumed."""
+"""Prompted agents: what they ask and read; a server that stumbles; a real tiny model, killed and resumed."""
 
 import json
 import signal
@@ -21,30 +21,22 @@ from g2po_trl.rollout.episode import Episode
 HERE = Path(__file__).parents[1] / "helpers"
 
 
-def an_episode(completions=()):
-    episode = Episode("t", observation=Observation("Hall.", None, ["go east", "look"]), task="Find the key.")
-    for number, completion in enumerate(completions):
-        episode.steps.append(episode.step("go east", completion))
-        episode.observation = Observation(f"Room {number}.", None, ["go west"])
-    return episode
-
-
 def prompted(**changes):
     """ReAct's prompts; `changes`: fields of its panel."""
     return react_template(Panel("p", [], TextEnvironment, **changes), lists_actions=True)
 
 
 def test_a_conversation_of_thoughts_and_actions():
-    said = ["Thought: a\nAction: go east", "Thought: b\nAction: go east"]
-    system, *asked = request_of(an_episode(said), prompted(about="{a house}")).messages
+    said, listed = "Thought: a\nAction: go east", "\nActions you can take now:\n"
+    episode = Episode("t", observation=Observation("Hall.", None, ["go east", "look"]), task="Find the key.")
+    episode.steps.append(episode.step("go east", said))
+    episode.observation = Observation("Room 0.", None, ["go west"])
+    system, *asked = request_of(episode, prompted(about="{a house}")).messages
     assert "{a house}" in system["content"] and system["role"] == "system"
-    listed = "\nActions you can take now:\n"
     assert asked == [
         {"role": "user", "content": f"Your task: Find the key.\n\nObservation: Hall.{listed}go east\nlook"},
-        {"role": "assistant", "content": said[0]},
+        {"role": "assistant", "content": said},
         {"role": "user", "content": f"Observation: Room 0.{listed}go west"},
-        {"role": "assistant", "content": said[1]},
-        {"role": "user", "content": f"Observation: Room 1.{listed}go west"},
     ]
 
 
@@ -55,16 +47,13 @@ def test_a_conversation_of_thoughts_and_actions():
         ("Thought: so\nAction: go EAST", "Go East", True),
         ("<think>\nAction: go east\n</think>\nAction: look", "look", True),
         ("Thought: so\nACTION : look\nObservation: x", "look", True),
-        ("Action: look\nAction: go", "look", True),
         ("I will look\nObservation:", "I will look", False),
-        ("", "", False),
         ("Action:\nObservation:", "", False),
         ("Thought: a\nAction: ```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)", True),
     ],
 )
 def test_actions_are_read(completion, action, valid):
-    listed = ["Go East", "Look around"]
-    assert prompted().read(completion, "", listed) == (action, valid)
+    assert prompted().read(completion, "", ["Go East", "Look around"]) == (action, valid)
     assert prompted(lower_case=True).read(completion, "", ["look"]) == (action.lower(), valid)
 
 
@@ -72,17 +61,14 @@ def test_actions_are_read(completion, action, valid):
     ("field", "value", "others"),
     [
         ("environment", None, {}),
-        ("environment", "chess", {}),
         ("environment", "alfworld", {"agent": "agent.py"}),
         ("seeds", 0, {}),
         ("stop_sequences", [""], {}),
         ("generation_kwargs", {"max_new_tokens": 2}, {}),
-        ("agent", "reac", {}),
         ("panel", "foo", {"environment": "a:B"}),
-        ("tasks", Path("t"), {}),
+        ("tasks", "t", {}),
         ("prompt", "a:B", {"agent": "react"}),
         ("history", "window", {"agent": "react"}),
-        ("history_length", 3, {"agent": "react"}),
         ("engine_options", {"dtype": "auto"}, {"base_url": "http://x"}),
         ("max_prompt_length", 900, {"base_url": "http://x"}),
         ("parallel", 2, {}),
@@ -122,19 +108,18 @@ def stumbling():
 
 def test_a_server_that_stumbles_and_going_on(stumbling, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret-123")
-    tasks = tmp_path / "tasks.jsonl"
+    tasks, output = tmp_path / "tasks.jsonl", tmp_path / "out"
     tasks.write_text('{"key_room": "garden"}\n' * 3)
     flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling.url]
-    flags += ["--key-variable", "MY_KEY", "--output", str(tmp_path / "out"), "--batch-size", "1", "--seeds", "1"]
+    flags += ["--key-variable", "MY_KEY", "--output", str(output), "--batch-size", "1", "--seeds", "1"]
     stumbling.last = 10
     with refused("base_url"):  # of 18 that are needed: six steps an episode
         main(flags)
-    path = tmp_path / "out" / "trajectories" / "react-0.jsonl"
+    path = output / "trajectories" / "react-0.jsonl"
     assert len(list(read_jsonl(path))) == 1 and len(stumbling.asked) == 10
     body = stumbling.asked[0]
-    assert stumbling.keys == {"Bearer secret-123"}
+    assert stumbling.keys == {"Bearer secret-123"} and "secret-123" not in (output / "settings.json").read_text()
     assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
-    assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
 
     stumbling.last = 99
     main(flags)
@@ -144,46 +129,24 @@ def test_a_server_that_stumbles_and_going_on(stumbling, tmp_path, monkeypatch):
     assert played[0].info["prompt_tokens"] == 42 and played[0].info["completion_tokens"] == 18
     seeds = [body["seed"] for body in stumbling.asked]
     assert len(set(seeds[:6])) == 6 and seeds[6:10] == seeds[10:14], "the same question has the same seed"
-    with refused("output") as other:
-        main([*flags, "--temperature", "0.5"])
-    assert other.value.value == {"temperature": (0.4, 0.5)}
 
 
-@pytest.fixture(scope="module")
-def games(tmp_path_factory):
+def test_killed_and_resumed_gives_the_same_numbers(tmp_path):
+    """By a real tiny model, and with another number of workers."""
     pytest.importorskip("alfworld")
     from g2po_envs.alfworld import generate_games
-
-    folder = tmp_path_factory.mktemp("games")
-    return folder, generate_games(folder, "held-out", 6, seed=11, size="tiny", num_workers=1, progress=False)
-
-
-def flags_for(games, output, *more):
-    panel = "--panel", str(games[0]), "--panel-options", '{"compact": true}', "--num-environment-workers", "1"
-    return ["--environment", "alfworld", *panel, "--output", str(output), *more]
-
-
-@pytest.mark.parametrize("agent", ["direct", "react"])
-def test_a_real_tiny_model_plays(games, tmp_path, agent):
     from g2po_envs.alfworld.tiny import tiny_model_path
 
-    flags = f"--model {tiny_model_path()} --agent {agent} --max-completion-length 24 --limit 2".split()
-    main(flags_for(games, tmp_path / "out", *flags))
-    (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
-    assert 0 <= row["All"] <= 100 and row["errors"] == 0 and row["tokens"] > 0
-    assert (row["valid"] == 100) == (agent == "direct"), "it was taught the direct form alone"
+    generate_games(tmp_path / "games", "held-out", 4, seed=11, size="tiny", num_workers=1, progress=False)
+    shared = ["--environment", "alfworld", "--panel", str(tmp_path / "games"), "--panel-options", '{"compact": true}']
+    shared += ["--model", str(tiny_model_path()), "--max-completion-length", "24", "--max-turns", "10"]
+    shared += ["--batch-size", "2", "--seeds", "2", "--temperature", "1.0"]
 
+    def flags(output, workers):
+        return [*shared, "--output", str(tmp_path / output), "--num-environment-workers", str(workers)]
 
-def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
-    """With other numbers of workers, too."""
-    from g2po_envs.alfworld.tiny import tiny_model_path
-
-    flags = ["--model", str(tiny_model_path()), "--max-completion-length", "24", "--batch-size", "2", "--seeds", "2"]
-    flags += ["--temperature", "1.0"]
-    command = ("-m", "g2po_trl", "evaluate")
-    programs.run(*command, *flags_for(games, tmp_path / "whole", *flags)).check_returncode()
-
-    process = programs.start(*command, *flags_for(games, tmp_path / "killed", *flags), stdout=tmp_path / "log")
+    main(flags("whole", 1))
+    process = programs.start("-m", "g2po_trl", "evaluate", *flags("killed", 1), stdout=tmp_path / "log")
     path = tmp_path / "killed" / "trajectories" / "direct-0.jsonl"
     deadline = time.monotonic() + 120
     while not (path.exists() and path.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
@@ -193,11 +156,11 @@ def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
     assert not (tmp_path / "killed" / "results.json").exists()
     with path.open("a") as file:
         file.write('{"task_id": "half a li')
-    flags += ["--num-environment-workers", "8"]
-    programs.run(*command, *flags_for(games, tmp_path / "killed", *flags)).check_returncode()
+    main(flags("killed", 8))
 
     whole, killed = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
     assert whole["seeds"] == killed["seeds"] and whole["seeds"][0] != whole["seeds"][1]
+    assert whole["seeds"][0]["errors"] == 0 and whole["seeds"][0]["valid"] > 90, "it was taught this form"
     for seed in (0, 1):
         texts = [(tmp_path / n / "trajectories" / f"direct-{seed}.jsonl").read_text() for n in ("whole", "killed")]
         assert texts[0] == texts[1]

@@ -7,22 +7,18 @@ import sys
 import pytest
 from chat_server import chat_completion, chat_server
 from datasets import Dataset
-from imported_files import forget
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import make_config
-from refusals import refused
+from peft import LoraConfig
 from scripted_actors import SeededEngine
 from shipped_templates import FOLDER
 from tools_by_hand import Safe
+from transformers import AutoModelForCausalLM
 
-from g2po_trl import G2POTrainer, read_jsonl
-from g2po_trl.agents.agent import AGENT_ENVIRONMENT
-from g2po_trl.cli.commands.evaluate import main, read
+from g2po_trl import G2POTrainer, load_agent, read_jsonl
+from g2po_trl.cli.commands.evaluate import main
 from g2po_trl.environments.loading import load
-from g2po_trl.evaluation.chat_models import api_messages
-from g2po_trl.evaluation.options import EvaluateOptions, run_settings
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.utils.json import write_json_lines
 
 AGENT = '''
 """Says two letters; early ones win."""
@@ -39,7 +35,7 @@ def letters(task, client):
         messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "kitchen"}]
     return GOOD * (good == 2)
 '''
-TASKS = {"tools": Dataset.from_list([{"code": code, "prompt": f"Open {code}."} for code in ("1", "11", "12")])}
+SAFES = Dataset.from_list([{"code": code, "prompt": f"Open {code}."} for code in ("1", "11", "12")])
 SEEDS = Dataset.from_list([{"seed": seed} for seed in range(3)])
 
 
@@ -67,33 +63,53 @@ def played(path):
     return [(t.outcome, t.reward, [[getattr(step, name) for name in fields] for step in t.steps]) for t in path]
 
 
-@pytest.mark.parametrize("kind", ["agent", "tools", "conversation", "window"])
+WINDOW = {"history_length": 1, "generation_kwargs": {"no_repeat_ngram_size": 2}}
+RUNS = {
+    "agent": {"max_completion_length": 90},
+    "tools": {"max_completion_length": 90},
+    "conversation": {"max_completion_length": 90, "history": "conversation"},
+    "mixed precision": {"bf16": True, **WINDOW},
+    "half weights": {"model_init_kwargs": {"dtype": "bfloat16"}, **WINDOW},
+    # trained in float32, TRL's default
+    "adapter of half weights": WINDOW,
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
 def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monkeypatch):
-    how = {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT}
-    if kind in ("agent", "tools"):
-        how = {"agent": load(f"{agent}:letters")} if kind == "agent" else {"environment_factory": Safe}
-    options = {"max_steps": 1, "max_completion_length": 90, "max_turns": 3, "stop_sequences": ["so it"]}
-    options |= {"eval_temperature": 0.0, "max_prompt_length": 900, "save_trajectories": True}
-    options |= {"history": kind} if kind == "conversation" else {}
-    tasks = TASKS.get(kind, SEEDS)
-    args = make_config(tmp_path / "out", **options)
+    """Greedily by the trained model, and by an engine whose completions follow from prompt and seed.
+
+    Completion by completion, whatever the model is and is computed in; with the run's prompts and options.
+    """
+    letters = {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT}
+    how = letters if kind not in ("agent", "tools") else {"environment_factory": Safe}
+    if kind == "agent":
+        how = {"agent": load(f"{agent}:letters")}
+    if kind == "adapter of half weights":
+        AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16").save_pretrained(model)
+        how["peft_config"] = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear")
+    options = {"max_steps": 1, "max_completion_length": 12, "max_turns": 3, "stop_sequences": ["so it"]}
+    options |= {"eval_temperature": 0.0, "max_prompt_length": 900, "save_trajectories": True, "learning_rate": 1e-2}
+    tasks = SAFES if kind == "tools" else SEEDS
+    args = make_config(tmp_path / "out", **options | RUNS[kind])
     trainer = G2POTrainer(str(model), args, tasks, tasks, **how)
-    ended = []
     try:
         trainer.train()
         trainer.evaluate()
         trainer.save_model()
-        theirs = {0.0: read_jsonl(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")}
+        theirs = {0.0: list(read_jsonl(tmp_path / "out" / "trajectories" / "eval-000001.jsonl"))}
         trainer.player.actor.engine = SeededEngine(trainer.processing_class)
         args.eval_temperature = 1.0
         theirs[1.0] = trainer.panels.play_all([dict(row) for row in tasks], 1.0)[0]
     finally:
         trainer.close()
+    if WINDOW.items() <= RUNS[kind].items():
+        action = load_agent(tmp_path / "out").act(LetterEnvironment().reset(seed=0))
+        assert action == theirs[0.0][0].steps[0].action, "in Python, too"
     for temperature, trajectories in theirs.items():
         if temperature:
             loaded = PromptActor.from_engine(SeededEngine(trainer.processing_class), context_length=4096)
             monkeypatch.setattr("g2po_trl.evaluation.chat_models.load_local", lambda *_, loaded=loaded, **more: loaded)
-            monkeypatch.setattr(SeededEngine, "close", lambda engine: ended.append(engine))
         output = tmp_path / f"evaluation-{temperature}"
         given = ["--model", str(tmp_path / "out"), "--temperature", str(temperature), "--output", str(output)]
         main([*given, "--num-environment-workers", "1"])
@@ -101,15 +117,10 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         ours.sort(key=lambda trajectory: trajectory.info["panel_index"])
         assert played(ours) == played(trajectories)
         assert [t.info["prompt_tokens"] for t in ours] == [sum(len(s.prompt_ids) for s in t.steps) for t in ours]
-    assert len(ended) == 1, "a model in this process ends with the evaluation"
     assert any(len(t.steps) > 1 for t in ours) and len({t.steps[0].completion for t in ours}) > 1
-    settings, run = (
-        json.loads(path.read_text()) for path in (output / "settings.json", tmp_path / "out" / "run.json")
-    )
-    history = {"agent": "window", "tools": "conversation"}.get(kind, kind)
-    assert settings["history"] == run["play"]["history"] == history
-    if kind == "agent":
-        assert settings["environment_options"]["agent"]["import"].endswith("letters")
+    precision = json.loads((output / "settings.json").read_text())["precision"]
+    weights, forward = kind == "half weights", kind == "mixed precision"
+    assert precision == {"dtype": "bfloat16" if weights else "float32", "autocast": "bfloat16" if forward else None}
 
 
 @pytest.fixture
@@ -163,52 +174,3 @@ def test_agent_with_a_server_gets_what_it_asks_for(server, agent, served):
     assert [m["content"] for m in server.asked[1]["messages"]] == ["hall 4", "a key", "kitchen"]
     assert [json.loads(step.action)["content"] for step in trajectory.steps] == ["a key", "a "]
     assert [m["content"] for m in trajectory.steps[1].messages] == ["kitchen"], "what is new"
-
-
-def test_prompts_of_react_are_refused_where_an_agent_sends_its_own(server, agent, served):
-    described = json.dumps({"agent": {"import": f"{agent}:letters"}})
-    with refused("agent"):
-        served({"seed": 4}, "--agent", "react", "--environment", AGENT_ENVIRONMENT, "--environment-options", described)
-    assert server.asked == []
-
-
-@pytest.mark.parametrize("is_named", [True, False])
-def test_agent_of_a_run_has_several_names_and_its_settings(agent, tmp_path, is_named):
-    described = {"import": f"{agent}:letters"}
-    kwargs = {"agent": described if is_named else None, "max_turns": 3}
-    environment = {"import": "g2po_trl.agents.agent:AgentEnvironment", "kwargs": kwargs}
-    play = {"max_turns": 3, "max_completion_length": 9, "history": "conversation"}
-    run = {"trainer": {}, "play": play, "prompt": {"first": "x"}, "environment": environment}
-    folder = tmp_path / "a_run"
-    write_json_lines(folder / "panels" / "eval.jsonl", [{"seed": 1}])
-    (folder / "run.json").write_text(json.dumps(run))
-    if not is_named:
-        with refused("agent"):
-            EvaluateOptions(model=str(folder), **run_settings({"model": str(folder)}))
-    for given in [["--agent", str(agent)], ["--agent", f"{agent}:letters"], *[[]] * is_named]:
-        args = read(["--model", str(folder), *given])[0]
-        assert args.environment_options == {"agent": described} and args.agent == "direct"
-        assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation")
-        assert args.output.name == "letters-direct-a_run" and args.tasks == folder / "panels" / "eval.jsonl"
-    if is_named:
-        agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
-        forget()
-        given = ["--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"]
-        args = read(["--model", str(folder), *given])[0]
-        assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
-
-
-def test_results_of_tools_without_ids_answer_the_calls_before_them_in_order():
-    def call(name):
-        return {"type": "function", "function": {"name": name, "arguments": {"é": 1}}}
-
-    messages = [
-        {"role": "assistant", "content": "", "tool_calls": [call("a"), {**call("b"), "id": "own"}, call("a")]},
-        {"role": "tool", "content": "b", "tool_call_id": "own"},
-        *({"role": "tool", "content": "a"} for _ in range(2)),
-    ]
-    sent = api_messages(messages)
-    assert [call["id"] for call in sent[0]["tool_calls"]] == ["call_1", "own", "call_3"]
-    assert [message["tool_call_id"] for message in sent[1:]] == ["own", "call_1", "call_3"]
-    assert sent[0]["tool_calls"][0]["function"]["arguments"] == '{"é": 1}'
-    assert "tool_call_id" not in messages[2], "the environment's own messages stay as they are"

@@ -4,11 +4,9 @@ Workers import this module: it imports nothing that takes long.
 """
 
 import os
-import random
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from g2po_trl import Observation, StepResult, TextEnvironment
@@ -127,13 +125,6 @@ class Slow(Countdown):
         return super().step(action)
 
 
-class Uneven(Countdown):
-    """Pays something else each time."""
-
-    def step(self, action):
-        return replace(super().step(action), reward=random.random())
-
-
 class Overwhelming(TextEnvironment):
     """Lists `actions` actions, and a hundred more each time one of them is played, which pays 1; ends after three."""
 
@@ -172,12 +163,3 @@ class Dying(Countdown):
         if self.reward == 13.0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
-
-
-class Forgetful(Countdown):
-    """Its last observation but one is another each time, so that nobody can return to it."""
-
-    def step(self, action):
-        result = super().step(action)
-        text = f"left 1 at {time.monotonic_ns()}"
-        return replace(result, observation=Observation(text)) if self.left == 1 else result

@@ -1,7 +1,6 @@
-"""The test of a run's keys, whose values predict episodes that are left out: by hand, its λ, words, empty runs."""
+"""The test of a run's keys, whose values predict episodes that are left out: by hand, its λ, an empty run."""
 
 import json
-import random
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from letter_graphs import episode, random_walks
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import key_quality as keys
-from g2po_trl.report.key_quality import LAMBDAS, LeftOutErrors, best_lambda, left_out_errors
+from g2po_trl.report.key_quality import LAMBDAS, LeftOutErrors, left_out_errors
 from g2po_trl.runs.iterations import Iteration
 
 
@@ -33,36 +32,12 @@ def test_the_table_by_hand():
     assert whole["relative"][0] == 0 and whole["relative"][-1] == pytest.approx(29 / 32 - 1)
     assert found["often"]["steps"] == 0
     assert whole["groups"] == 1 and whole["interval"] is None, "one group has no interval"
-    assert examined([group], gamma=1.0)["all"]["mean_squared_error"][0] == pytest.approx((64 * 2 + 16 * 2 + 64) / 5)
-
-
-def test_intervals_are_paired_and_as_wide_as_the_spread_of_groups():
-    rng = np.random.default_rng(0)
-    size = rng.gamma(2.0, 5.0, 400)  # much the same for both λ: what is compared must not feel it
-    errors = np.stack([size, 0.9 * size + rng.normal(0, 0.5, 400)], axis=1)
-    found = keys.intervals(errors)
-    ratio = errors[:, 1].sum() / errors[:, 0].sum()
-    deviation = (errors[:, 1] - ratio * errors[:, 0]).std() / errors[:, 0].mean() / 20
-    np.testing.assert_allclose(found[1], ratio - 1 + np.array([-1.96, 1.96]) * deviation, atol=1e-3 * deviation)
-    assert found[0].tolist() == [0, 0] and found[1, 1] < 0
-
-
-def test_actions_tell_that_keys_hide_something():
-    """x, go leads to a room that wins and to one that loses; left-out errors would not say so."""
-    same = examined([[episode("xab", 8.0), episode("xcd", 0.0)]])  # the same action
-    assert same["hidden_share"] == 1.0
-    other = [episode("xab", 8.0), episode("xcd", 0.0)]
-    other[1].steps[0].action = "stay"
-    assert examined([other * 2])["hidden_share"] == 0.0
-    assert examined([other])["hidden_share"] is None, "no action was taken again"
-    assert examined([[episode("xab", 8.0)] * 2])["hidden_share"] is None, "next values do not differ"
 
 
 @pytest.mark.parametrize(
     ("columns", "hidden", "visits", "value_lambda", "finding"),
     [
         ({0.8: [9, 3, 0] * 3, 0.0: [10, 10, 9] * 3}, 0.0, 1, 0.8, "look right"),
-        ({0.5: [8] * 9, 0.0: [9] * 9}, 0.0, 8, 0.5, "look right"),
         ({0.5: [8] * 9, 0.0: [7] * 9}, 0.0, 1, 0.0, "look right"),
         ({0.5: [8] * 9}, 0.3, 1, 1, "environment is random"),
         ({0.8: [9] * 9, 0.0: [11] * 9}, 0.0, 2, 0.8, "how they were reached"),
@@ -79,30 +54,21 @@ def test_findings_and_advice(columns, hidden, visits, value_lambda, finding):
     assert ("--value-lambda" in advice) == (value_lambda < 1 and "right" in finding)
 
 
-def write(run, groups, iterations=1):
-    played = [trajectory for group in groups for trajectory in group]
-    for number in range(1, iterations + 1):
-        for rank in (0, 1):
-            write_jsonl(run / "trajectories" / f"train-{number:06d}-rank{rank}.jsonl", played[rank::2])
-
-
-@pytest.mark.parametrize(
-    "groups, said",
-    [
-        ([[episode("abab", 8.0, f"t{n}")] for n in range(3)], "No state was visited by two episodes of a group"),
-        ([[episode("aba", 0.0, f"t{n}")] * 4 for n in range(3)], "Too little data to test"),
-        ([[episode("ab", 8.0, "t", one) for one in ("error", "lost")]], "No episode with a result took a step."),
-    ],
-)
 @pytest.mark.filterwarnings("error")
-def test_runs_with_little_to_compare_get_a_report_that_says_so(tmp_path, capsys, groups, said):
-    write(tmp_path, groups)
+def test_a_run_with_nothing_to_compare_gets_a_report_of_json(tmp_path, capsys):
+    """Not of nan, which JSON does not have."""
+    played = [episode("ab", 8.0, "t", one) for one in ("error", "lost")]
+    write_jsonl(tmp_path / "trajectories" / "train-000001-rank0.jsonl", played)
     main([str(tmp_path), "--details"])
-    assert said in (printed := capsys.readouterr().out) and "nan" not in printed
+    assert "No episode with a result took a step." in (printed := capsys.readouterr().out) and "nan" not in printed
     json.loads((tmp_path / "report" / "analysis.json").read_text(), parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("seed", range(10))
+def sorted_rows(rows):
+    return sorted(rows, key=lambda row: [round(value, 6) for value in row])
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
     groups = random_walks(seed)
     expected = []
@@ -122,21 +88,13 @@ def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
                     actual = 0.95 ** (len(left_out.steps) - j) * left_out.reward
                     expected.append((visits.count(step.key), *((table[step.key] - actual) ** 2 for table in tables)))
     errors = left_out_errors(StateGraph.from_groups(groups))
-    found = np.column_stack([errors.visits, errors.errors])
-    assert len(found) == len(expected)
-    if expected:
-        order = np.lexsort(np.round(found, 6).T)
-        wanted = np.array(expected)
-        np.testing.assert_allclose(found[order], wanted[np.lexsort(np.round(wanted, 6).T)], atol=1e-8)
+    found = np.column_stack([errors.visits, errors.errors]).tolist()
+    np.testing.assert_allclose(sorted_rows(found), sorted_rows(expected), atol=1e-8)
     assert errors.num_steps == sum(len(t.steps) for group in groups for t in group if t.outcome != "error")
 
 
 def spread_of(groups, gamma=0.95) -> np.ndarray:
     return keys.same_action_spread(StateGraph.from_groups(groups, gamma, with_actions=True), groups)
-
-
-def recommended(groups) -> float:
-    return best_lambda(left_out_errors(StateGraph.from_groups(groups)).by_group(), spread_of(groups))
 
 
 def with_actions(states, actions, reward: float, outcome: str = "failure") -> Trajectory:
@@ -152,6 +110,8 @@ def test_the_same_action_from_the_same_state_by_hand():
     assert keys.hidden_share(spread_of([group], 1.0)) == pytest.approx(32 / 48)
     two = spread_of([group, [episode("aa", 1.0, "u")]], 1.0)
     assert two.shape == (2, 2) and keys.hidden_share(two[1:]) is None
+    free_text = [with_actions("xb", "lz", 8.0), with_actions("xc", "ry", 0.0)]
+    assert not spread_of([free_text]).any(), "no action was taken again"
 
 
 def test_the_end_by_a_turn_limit_says_nothing_about_keys():
@@ -161,26 +121,3 @@ def test_the_end_by_a_turn_limit_says_nothing_about_keys():
     np.testing.assert_allclose(spread_of([group], 1.0), [[128 / 3, 64]])
     group[-1].outcome = "truncated"
     np.testing.assert_allclose(spread_of([group], 1.0), [[0, 128 / 3]])
-
-
-def test_right_keys_gain_and_wrong_ones_are_found():
-    """Right: one of four rooms, a hall, and half of the episodes win there. Wrong: who wins is told at first alone."""
-    rng = random.Random(0)
-
-    def right() -> Trajectory:
-        won = rng.random() < 0.5
-        steps = [Step(f"room {rng.randrange(4)}", "to the hall"), Step("hall", "win" if won else "lose")]
-        return Trajectory("t", steps, 10.0 * won, "failure")
-
-    def wrong() -> Trajectory:
-        lucky = rng.random() < 0.5
-        rooms = ["luck" if lucky else "none", *(f"room {rng.randrange(2)} of floor {floor}" for floor in range(5))]
-        return Trajectory("t", [Step(room, "go") for room in rooms], 10.0 * lucky, "failure")
-
-    def played(episode):
-        return [[episode() for _ in range(24)] for _ in range(20)]
-
-    of_right, of_wrong = (left_out_errors(StateGraph.from_groups(played(one))).errors for one in (right, wrong))
-    assert of_right[:, -1].mean() < 0.98 * of_right[:, 0].mean()
-    assert of_wrong[:, -1].mean() > 1.02 * of_wrong[:, 0].mean()
-    assert recommended(played(wrong)) == 1.0 and recommended(played(right)) < 1.0
