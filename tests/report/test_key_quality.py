@@ -32,6 +32,8 @@ def test_the_table_by_hand():
     assert whole["relative"][0] == 0 and whole["relative"][-1] == pytest.approx(29 / 32 - 1)
     assert found["often"]["steps"] == 0
     assert whole["groups"] == 1 and whole["interval"] is None, "one group has no interval"
+    interval = keys.intervals(np.array([[1.0, 1.0], [1.0, 3.0]]))[1]  # ratio 2; distances -1 and 1, of a sum of 2
+    np.testing.assert_allclose(interval, 1 + np.array([-1.96, 1.96]) * 2**0.5 / 2)
 
 
 @pytest.mark.parametrize(
