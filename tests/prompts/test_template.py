@@ -1,5 +1,7 @@
 """Histories, prompts within their limit, and what completions are read as."""
 
+import json
+
 import pytest
 from refusals import refused
 
@@ -150,6 +152,12 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
     assert arguments["observation"].startswith(head) and arguments["observation"].endswith(tail)
     with refused("max_prompt_length"):
         fit_prompt(TEMPLATE, encode, 10, **arguments)
+
+
+def test_a_parser_that_raises_makes_the_completion_invalid():
+    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
+    with pytest.warns(UserWarning):
+        assert template.read('{"action": "g') == ('{"action": "g', False)
 
 
 def test_prompts_show_what_the_template_shows_of_an_observation():
