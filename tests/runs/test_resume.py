@@ -7,16 +7,20 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import programs
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from refusals import refused
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_callback import TrainerState
 
-from g2po_trl.runs.checkpoint import STAGING, RunState, find_checkpoint
+from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
 from g2po_trl.utils.images import as_picture
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
@@ -170,3 +174,24 @@ def test_a_run_on_other_tasks_or_without_its_optimizer_is_not_continued(make_tra
         path.unlink()
     with refused("resume_from_checkpoint"):
         make_trainer(max_steps=2, **SAVED).train(resume_from_checkpoint="auto")
+
+
+def test_the_oldest_checkpoints_go_by_their_steps(tmp_path):
+    """After the clock was put back, the newest ones have the earliest times."""
+    args, state = SimpleNamespace(should_save=True, save_total_limit=2), TrainerState()
+    for state.global_step in (10, 20, 30):
+        with AtomicCheckpoint().checkpoint(tmp_path, state, Accelerator(cpu=True), args) as folder:
+            folder.mkdir(parents=True)
+        os.utime(tmp_path / f"checkpoint-{state.global_step}", (1e9 - state.global_step,) * 2)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30"]
+
+
+def test_a_run_that_is_resumed_keeps_its_date(make_trainer, tiny_model_dir, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    tokenizer.chat_template = "{{ strftime_now('%Y') }} " + tokenizer.chat_template
+    options = {"model": AutoModelForCausalLM.from_pretrained(tiny_model_dir), "processing_class": tokenizer, **SAVED}
+    make_trainer(max_steps=1, chat_template_kwargs={"strftime_now": "2001-02-03"}, **options).train()
+    resumed = make_trainer(max_steps=2, **options)
+    resumed.train(resume_from_checkpoint="auto")
+    played = (tmp_path / "out" / "trajectories" / "train-000002.jsonl").read_text().splitlines()
+    assert tokenizer.decode(json.loads(played[0])["steps"][0]["prompt_ids"]).startswith("2001 ")

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from families import FAMILIES
-from letter_trainer import flat_weights
+from letter_trainer import TASKS, flat_weights
 from peft import LoraConfig
 from refusals import refused
 from safetensors.torch import load_file, save_file
@@ -46,6 +46,19 @@ def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, fami
     assert torch.equal(flat_weights(resumed), flat_weights(whole))
     finished = run("parts", 3)  # nothing is left to train
     assert torch.equal(flat_weights(finished), flat_weights(whole))
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "turns", "eval_strategy": "steps"}
+    chosen = run("best", 2, eval_dataset=TASKS.select([0]), eval_steps=1, **best)
+    chosen.weight_check.check(chosen.state.best_model_checkpoint)
+
+
+def test_a_head_in_float32_over_bfloat16_keeps_its_numbers(tmp_path):
+    saved, other = (FAMILIES["Qwen2"].build(seed).to(torch.bfloat16) for seed in (0, 1))
+    for model in (saved, other):
+        model.lm_head = torch.nn.Linear(*reversed(model.lm_head.weight.shape), bias=False)
+        model.config.tie_word_embeddings = False
+    saved.save_pretrained(tmp_path)
+    load_weights(other, tmp_path)
+    assert digests(saved) == digests(other) and other.lm_head.weight.dtype == torch.float32
 
 
 def test_a_model_whose_files_lack_a_weight_is_refused(make_trainer, tiny_model_dir, tmp_path):
