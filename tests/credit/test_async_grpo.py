@@ -6,17 +6,20 @@ import multiprocessing
 import queue
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import pytest
 from accelerate import PartialState
+from openenv.core.harness import ResourceSessionFactory, TrainingTrace, VerifyResult
 from scripted_actors import WITH_ACTIONS, ScriptedEngine
 from shipped_templates import stop_ids, tokenizer_of
 from trl.experimental.async_grpo import async_rollout_worker, openenv_harness
 
 from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StateGraph, g2po
+from g2po_trl.credit import step_advantages
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.setup import played_as
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -85,7 +88,7 @@ def page(monkeypatch):
     return sys.modules["async_grpo"]
 
 
-def samples_of(loop_class, script):
+def samples_of(loop_class, script, **options):
     """Return what TRL's loop puts into the trainer's queue, of a group."""
     PartialState()  # as in the worker's process; TRL logs
     context = multiprocessing.get_context("spawn")
@@ -94,7 +97,7 @@ def samples_of(loop_class, script):
         eos_token_ids=stop_ids(script.tokenizer), rollout_buffer=queue.Queue(), metrics_queue=queue.Queue(),
         model_version_value=context.Value("i", 0), heartbeat_value=context.Value("d", 0.0),
         failed_event=context.Event(), exception_info_queue=queue.Queue(), max_inflight_tasks=EPISODES,
-        max_tool_calling_iterations=TURNS - 1, num_generations=EPISODES, environment_factory=Dial,
+        max_tool_calling_iterations=TURNS - 1, **{"num_generations": EPISODES, **options},
     )  # fmt: skip
 
     async def generate(prompt_ids):
@@ -148,10 +151,59 @@ def test_rows_and_advantages_of_tools_are_those_of_our_own_rollout(page, tokeniz
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         actor = PromptActor(engine, ChatEncoder(tokenizer), template=WITH_ACTIONS, history="conversation")
         trajectories, _ = Player(pool, actor, EpisodeLimits(TURNS)).play([TASK] * EPISODES)
-    samples = samples_of(page.EnvironmentLoop, Script(tokenizer))
+    samples = samples_of(page.EnvironmentLoop, Script(tokenizer), environment_factory=Dial)
     counted = [one for one in trajectories if one.counted]
     assert {one.reward for one in counted} == {0.0, 10.0} and len({len(one.steps) for one in counted}) > 1
     assert of_samples([row for row in samples if row.advantage]) == +Counter(
         {row: number for row, number in of_trajectories(counted).items() if row[-1]}
     )
     assert len({row.group_id for row in samples}) == 1
+
+
+class Session:
+    """An agent that ran and rewrote its history: its requests as OpenEnv captures them, and what it got."""
+
+    def __init__(self, episode, tokenizer):
+        self.reward, self.turns = [1.0, 0.0, None, 0.0][episode], []
+        for turn, place in enumerate(["hall", ["cellar", "attic"][episode % 2]]):
+            text = f"You came from elsewhere, {turn} doors ago. You are in the {place} of a large house by the sea."
+            prompt, answer = (tokenizer(words)["input_ids"] for words in (text, f"go {episode}"))
+            message, is_context = {"role": "assistant", "content": f"go {episode}"}, (episode, turn) == (1, 1)
+            entry = {"metadata": {"node_id": f"{episode}-{turn}"}, "response": {"choices": [{"message": message}]}}
+            entry |= {"request": {"messages": [{"role": "user", "content": text}]}, "prompt_token_ids": prompt}
+            entry |= {"completion_token_ids": answer, "per_token_logps": [-1.0] * len(answer)}
+            self.turns.append(entry | {"loss_mask": [0] * len(prompt) + [int(not is_context)] * len(answer)})
+        self.wait_for_completion, self.close = lambda timeout_s=None: 0, lambda: None
+
+    def fetch_training_trace(self):
+        return TrainingTrace.from_entries(self.turns)
+
+    def verify(self, transcript, final_state=None):
+        return VerifyResult(self.reward)
+
+
+class Sessions(ResourceSessionFactory):
+    def __init__(self, tokenizer, sampling):
+        self.tokenizer, self.made = tokenizer, iter(range(4))
+
+    def create(self, task, seed=None, episode_id=None):
+        return Session(next(self.made), self.tokenizer)
+
+
+def test_rows_and_advantages_of_an_unmodified_agent(page, tokenizer):
+    """Its second completion is context in one episode, and one episode has no result."""
+    sessions = partial(Sessions, tokenizer)
+    samples = samples_of(page.HarnessLoop, Script(tokenizer), num_generations=4, harness_session_factory=sessions)
+    made = [Session(episode, tokenizer) for episode in range(4)]
+    states = [["hall", place] for place in ("cellar", "attic", "cellar", "attic")]
+    advantages = step_advantages(states, [one.reward for one in made], [0] * 4)
+    expected = {
+        (*turn["prompt_token_ids"], *turn["completion_token_ids"], -1, *turn["loss_mask"]): advantage
+        for one, credit in zip(made, advantages)
+        for turn, advantage in zip(one.turns, credit)
+        if any(turn["loss_mask"])
+    }
+    rows = {(*row.input_ids.tolist(), -1, *row.completion_mask.tolist()): row for row in samples}
+    assert len(samples) == len(expected) == 7
+    assert {row: sample.advantage for row, sample in rows.items()} == pytest.approx(expected)
+    assert all((row.old_log_probs == -row.completion_mask).all() for row in samples)

@@ -2,7 +2,6 @@
 
 For each, written to `OUTPUT/<precision>-<sharding>-<rank>.json`: of a policy that begins as the reference, the KL of
 four updates at learning rate 1e-3; of one a known step away, the KL, its log-probabilities and its ratio to itself.
-With `:accumulated` an update is one of two slices.
 """
 
 import json
@@ -51,14 +50,7 @@ class RecordedTrainer(G2POTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.log_probs_of, self.furthest_ratio, self.gradient_bytes, self._inputs = {}, [], [], None
-        backward = self.accelerator.backward
-
-        def measured(*args, **kwargs):
-            backward(*args, **kwargs)
-            self.gradient_bytes.append(sharding.gradient_bytes(self.model))
-
-        self.accelerator.backward = measured
+        self.log_probs_of, self.furthest_ratio, self._inputs = {}, [], None
         self.strategy = RecordedRollout(self.strategy.context)
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -120,9 +112,8 @@ def train(model, origin, output, precision, kind, **options):
 def main(model, moved, output, cells):
     torch.set_num_threads(1)
     for cell in cells:
-        precision, kind, *accumulated = cell.split(":")
-        options = {"gradient_accumulation_steps": 2, "num_iterations": 2} if accumulated else {}
-        steps = train(model, model, output, precision, kind, **options)
+        precision, kind = cell.split(":")
+        steps = train(model, model, output, precision, kind)
         known = train(moved, model, output, precision, kind, max_steps=1)
         measured = {
             "kl": [entry["kl"] for entry in steps.state.log_history if "kl" in entry],
@@ -131,8 +122,6 @@ def main(model, moved, output, cells):
             "ratio_after_a_step": max(far for step, far in steps.furthest_ratio if step == 1),
             "log_probs": known.log_probs_of,
             "layout": steps.update.layout.kind,
-            "gradient_bytes": max(steps.gradient_bytes),
-            "whole_gradient_bytes": 4 * sum(p.numel() for p in steps.model.parameters()),
         }
         name = f"{cell.replace(':', '-')}-{os.environ.get('RANK', '0')}.json"
         Path(output, name).write_text(json.dumps(measured))

@@ -67,15 +67,3 @@ def whole_weights(trainer, sharding: str) -> torch.Tensor:
         with deepspeed.zero.GatheredParameters(parameters):
             return torch.cat([p.detach().flatten().clone() for p in parameters])
     return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().flatten() for p in parameters])
-
-
-def gradient_bytes(model: torch.nn.Module) -> int:
-    """Bytes of gradients that this rank holds: its shards, and under FSDP2 what is not exchanged yet, whole."""
-    held = [p.grad for p in model.parameters()]
-    for module in model.modules():
-        if hasattr(module, "_get_fsdp_state"):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                held += [param.unsharded_accumulated_grad for param in group.fsdp_params]
-                held += [getattr(param, "_unsharded_param", param.sharded_param).grad for param in group.fsdp_params]
-    whole = {id(grad): getattr(grad, "_local_tensor", grad).nbytes for grad in held if grad is not None}
-    return sum(whole.values())

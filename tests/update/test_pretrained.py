@@ -23,8 +23,7 @@ def test_layouts_are_exact(dtype, tmp_path):
     """In float32 to its last digits; in bfloat16 `shared` is hardly further off than padding, which only rounds."""
     games, tokenizer = generate_games(tmp_path, "train", 4, seed=5, size="tiny"), AutoTokenizer.from_pretrained(FOLDER)
     shown = demonstrate(AlfworldEnvironment(games, intro=False), games.rows(), 2, seed=5)[:14]
-    encoder, stops = ChatEncoder(tokenizer), {tokenizer.eos_token_id}
-    rows = [*state_rows(shown, ALFWORLD_COMPACT_PROMPT, 2, encoder, stops)]
+    rows = [*state_rows(shown, ALFWORLD_COMPACT_PROMPT, 2, ChatEncoder(tokenizer), {tokenizer.eos_token_id})]
     found = [np.array(row["input_ids"], dtype=np.int32) for row in rows]
     scored = [len(row["labels"]) - row["labels"].count(-100) for row in rows]
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype)
