@@ -181,8 +181,9 @@ class Loop:
 
     def _end(self, episodes: Sequence[Episode]) -> None:
         """Free the slots of episodes that have ended or run out of turns; tools are asked for their reward before."""
-        unpaid = {one.number for one in episodes if one.failure_reason and one.info.get("pays_at_end")}
-        self.pool.send({self._slots[number]: "" for number in unpaid})
+        limited = [one for one in episodes if one.failure_reason or one.outcome is None]
+        unpaid = {one.number: pay for one in limited if (pay := one.info.get("pays_at_end"))}
+        self.pool.send({self._slots[number]: pay for number, pay in unpaid.items()})
         episodes = [episode for episode in episodes if episode.number not in unpaid]
         slots = [self._slots.pop(episode.number) for episode in episodes]
         self.pool.end(slots)

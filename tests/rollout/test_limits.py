@@ -12,6 +12,8 @@ from toy_environments import Countdown, Slow
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits
 from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.several import check_limits, mixed
+from g2po_trl.environments.tools.trl_rewards import TRLEnvironment
+from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.metrics import summarize
 
@@ -63,6 +65,24 @@ def test_tool_calls():
     assert [step.tool_calls for step in trajectory.steps] == [2, 2, 2]
     (trajectory,) = play(Shop, EpisodeLimits(9, max_tool_calls=0), [{"goal": "mug", "prompt": "x"}])
     assert trajectory.success, "a text without calls ends it"
+
+
+def test_turns_of_tools_that_have_more():
+    factory = partial(ChatToolEnvironment, Shop, 99)
+    (trajectory,) = play(factory, EpisodeLimits(3), [{"goal": "mug", "prompt": "x"}], number_of_calls=2)
+    assert (trajectory.outcome, [step.reward for step in trajectory.steps]) == ("success", [0.0, 0.0, 1.0])
+
+
+def test_an_empty_completion_is_no_limit():
+    given = []
+
+    def pay(completions, **columns):
+        given.extend(completions)
+        return [1.0]
+
+    environment = ToolEnvironment(partial(TRLEnvironment, Shop, [pay]), 9)
+    environment.reset(goal="mug")
+    assert environment.step("").terminated and given == [[{"role": "assistant", "content": ""}]]
 
 
 def test_calls_in_prose_are_counted():

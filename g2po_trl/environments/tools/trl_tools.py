@@ -42,6 +42,7 @@ from ..validation import EnvironmentContractError, unwrap_factory
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 
 _BLOCKS = ("text", "image", "image_url", "audio", "video")  # as in TRL
+_PAY = "\0"  # an action that no model writes, an empty one may be: a limit has ended the episode
 
 
 def is_tool_environment(environment_factory: Callable) -> bool:
@@ -98,8 +99,8 @@ class ToolEnvironment(TextEnvironment):
         return first
 
     def step(self, action: str) -> StepResult:
-        """Run the calls of a completion, or end the episode, as an empty action does that a limit has ended."""
-        if not action:
+        """Run the calls of a completion, or end the episode, also one that a limit has ended."""
+        if action == _PAY:
             return self._end("", has_calls=False)
         message, has_calls = {"role": "assistant", "content": action}, OPEN_CALL in action
         calls, unread = [], []
@@ -110,7 +111,7 @@ class ToolEnvironment(TextEnvironment):
             unread = [_result("", {"error": f"the call cannot be read: {error}"})] if has_calls else []
         seen = _observation(self._run(message, calls) + unread)
         is_over = not has_calls or self._turns >= self.max_turns
-        return self._end(seen, has_calls) if is_over else StepResult(seen, info={"pays_at_end": True})
+        return self._end(seen, has_calls) if is_over else StepResult(seen, info={"pays_at_end": _PAY})
 
     def close(self) -> None:
         """Close the environment, then its event loop."""
@@ -176,7 +177,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def step(self, action: str) -> StepResult:
         """Call the tools of a response (`ChatResponse.read`), or end the episode without calls or out of turns."""
-        if not action:
+        if action == _PAY:
             return super().step(action)
         response = ChatResponse.read(action)
         if not response.tool_calls or self._turns + 1 >= self.max_turns:
@@ -184,7 +185,7 @@ class ChatToolEnvironment(ToolEnvironment):
             return self._end("", bool(response.tool_calls))
         calls = [call["function"] for call in response.tool_calls]
         calls.sort(key=lambda call: inspect.iscoroutinefunction(self.tools.get(call["name"])))  # as TRL
-        return StepResult(self._request(self._run(response.message(), calls)), info={"pays_at_end": True})
+        return StepResult(self._request(self._run(response.message(), calls)), info={"pays_at_end": _PAY})
 
     def _request(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
