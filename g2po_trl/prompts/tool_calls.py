@@ -18,7 +18,7 @@ from .tokenization import get_chat_template, get_tokenizer
 Tools = list[dict[str, Any]] | None
 _ODD_TEXT = '\n  it\'s "a\\b"\n'  # an argument that some forms do not write as they read it
 # What most of Gemma 4's templates print for null outside of texts, and no reader of JSON takes.
-_NONE = re.compile(r'(<\|"\|>.*?<\|"\|>)|\bNone\b(?!\s*:)', re.DOTALL)
+_NONE = re.compile(r'(<\|"\|>.*?<\|"\|>|"(?:\\.|[^"\\])*+")|\bNone\b(?!\s*:)', re.DOTALL)
 # Its end is outside of JSON's strings, whose texts may have such a tag; without whole strings, the first one.
 CALL = re.compile(r'<tool_call>((?:"(?:[^"\\]|\\.)*+"|[^"<]++|<)*?|.*?)</tool_call>', re.DOTALL)
 OPEN_CALL = "<tool_call>"
@@ -179,7 +179,7 @@ class NativeTools(ProseTools):
         if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
             pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
             field["content_args"], own.response_template = {"tag_pattern": pattern}, read_by
-        self._json, self._reader = (values, copy.copy(own)) if "string_delims" in values else (None, own)
+        self._json, self._reader = (values, copy.copy(own)) if '<|"|>' in str(values) else (None, own)
         if self._json:
             field["content"], self._reader.response_template = "text", read_by
         patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
@@ -211,14 +211,14 @@ class NativeTools(ProseTools):
             else:  # types change what JSON says, and are needed where all values are texts
                 types = tools if self._parts else None
                 read = parse_response(self._reader, list(ids), prefix=list(prompt_ids), tools=types)
-            calls = plain(list(read.get("tool_calls") or ()), "a call")
+            calls = list(read.get("tool_calls") or ())
+            for function in [call["function"] for call in calls if self._json]:
+                body = _NONE.sub(lambda found: found[1] or "null", function["arguments"])
+                function["arguments"] = parse_content(body, "json", self._json)
+            calls = plain(calls, "a call")
             if tools and shown is None:
                 raise ValueError("the thought is not finished")
-            for call in calls:
-                if self._json:
-                    body = _NONE.sub(lambda found: found[1] or "null", call["function"]["arguments"])
-                    call["function"]["arguments"] = parse_content(body, "json", self._json)
-                call["function"] = check_call(call["function"])
+            calls = [call | {"function": check_call(call["function"])} for call in calls]
         except (ValueError, RecursionError):
             return self._in_json(text, ids, prompt_ids, tools)
         if calls and not tools:  # the agent asked for a text, and reads nothing else
@@ -263,11 +263,11 @@ class NativeTools(ProseTools):
     def _comes_back(self, name: str, *arguments: tuple[str, bool]) -> bool:
         """Return whether a call is read as the chat template writes it; of each argument, whether it has a type."""
         properties = {argument: {"type": "string"} if has_type else {} for argument, has_type in arguments}
-        parameters = {"type": "object", "properties": properties}
+        parameters = {"type": "object", "properties": {"null": {"type": ["string", "null"]}} | properties}
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}]
-        function = {"name": name, "arguments": {key: _ODD_TEXT if has_type else 7 for key, has_type in arguments}}
-        properties["null"], function["arguments"]["null"] = {"type": ["string", "null"]}, None
-        call, asked = {"type": "function", "function": function}, [{"role": "user", "content": "x"}]
+        given = {argument: _ODD_TEXT if has_type else 7 for argument, has_type in arguments}
+        call = {"type": "function", "function": {"name": name, "arguments": {"null": None} | given}}
+        asked = [{"role": "user", "content": "x"}]
         with suppress(Exception):  # templates raise errors of any class
             text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
             whole = text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])

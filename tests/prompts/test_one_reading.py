@@ -133,6 +133,17 @@ def test_values_that_are_no_texts_do_not_become_texts(encoders, template):
         assert read(length) == ([function], True)
 
 
+@pytest.mark.parametrize("template", sorted(name for name in NATIVE if name.startswith("gemma4")))
+def test_none_is_null_outside_of_texts_in_either_quotes(encoders, template):
+    """Arguments are plain JSON data, as in other forms: no NaN, and no half of a surrogate."""
+    tokenizer, encoder = encoders(template)
+    body = '{a:"say \\"None\\", \\ud800",b:<|"|>say "None<|"|>,"None":[None,NaN],c:"None"}'
+    ids = tokenizer(f"<|tool_call>call:write{body}<tool_call|>", add_special_tokens=False)["input_ids"]
+    message, valid = encoder.tools.parse(encoder.decode(ids), ids, [], [tool("write")])
+    wanted = {"a": 'say "None", ?', "b": 'say "None', "None": [None, None], "c": "None"}
+    assert valid and message["tool_calls"][0]["function"]["arguments"] == wanted
+
+
 HALF = "<tool_call>\n<function=write>\n<parameter=text>\n/d\n</parameter>\n"
 IN_XML = ("qwen3_5_nothink", "nemotron_3_nano", "nemotron_3_super", "qwen3_8")
 BROKEN = [
