@@ -166,7 +166,7 @@ class Recipe:
         processing_class, template = None, getattr(options, "chat_template", None)
         if template is not None:
             sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
-            processing_class = load_processing_class(str(model), model_args.model_revision, **sides)
+            processing_class = load_processing_class(str(model), revision=model_args.model_revision, **sides)
             processing_class.chat_template = Path(template).read_text(encoding="utf-8")
         trainer = self.trainer_class(
             model=str(model),

@@ -93,10 +93,9 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for field, least, below in _OF_ADAPTERS if values.get("use_peft") else ():
         value = values.get(field, least)
         require(least <= value < below, field, value, f"set it to {least} or more, and below {below}")
-    for name in ("model_name_or_path", "critic_model_name_or_path"):
-        if values.get(name) is not None:
-            needs_template = values.get("chat_template") is None and name == "model_name_or_path"
-            check_model(name, str(values[name]), needs_template, bool(values.get("trust_remote_code")))
+    for name in filter(values.get, ("model_name_or_path", "critic_model_name_or_path")):
+        needs_template = values.get("chat_template") is None and name == "model_name_or_path"
+        check_model(name, str(values[name]), needs_template, bool(values.get("trust_remote_code")))
     for name in ("tasks", "eval_tasks", "chat_template"):
         file = values.get(name)
         require(file is None or Path(file).is_file(), name, str(file), "there is no such file")
@@ -104,8 +103,7 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
 
 def check_engine(name: str | None) -> None:
     """Raise `G2POError` if the package of an engine is not installed."""
-    row = ENGINES.get(name)
-    if row and row.extra:
+    if (row := ENGINES.get(name)) and row.extra:
         require(find_spec(row.extra) is not None, "engine", name, f"install it, {install_command(row.extra)}")
 
 
@@ -124,26 +122,27 @@ def check_model(field: str, name: str, needs_template: bool = True, trusts_code:
         elif not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", ADAPTER_CONFIG)):
             model_info(name, timeout=10)  # at once, where loading tries five times
     except Exception as error:  # of a name that is no id, of the Hub, the network, JSON, Rust, and transformers
-        why = " ".join(str(error).split())[:300]
-        remedy = "restore its files, or pass another folder or id of the Hub"
-        raise G2POError(f"{field} is {name!r}, which cannot be loaded ({why}): {remedy}", field, name) from error
+        told = f"{field} is {name!r}, which cannot be loaded ({' '.join(str(error).split())[:300]}): restore its files"
+        raise G2POError(f"{told}, or pass another folder or id of the Hub", field, name) from error
 
 
 def load_without_numbers(folder: Path, needs_template: bool, trusts_code: bool) -> None:
     """Load a folder's model without the numbers of its weights, and its tokenizer. Raises whatever that raises."""
     from peft import PeftConfig
     from transformers import PreTrainedConfig
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     from ..evaluation.chat_models import load_model, load_tokenizer
     from ..prompts.tokenization import get_chat_template, get_tokenizer
 
-    adapter = find_adapter(folder)
-    base = PeftConfig.from_pretrained(adapter).base_model_name_or_path if adapter else None
-    if "quantization_config" in PreTrainedConfig.get_config_dict(base or folder)[0]:
-        return  # it needs a device or a package
+    of_adapter = PeftConfig.from_pretrained(adapter) if (adapter := find_adapter(folder)) else None
+    needs_numbers = isinstance(getattr(of_adapter, "init_lora_weights", None), str)  # such as PiSSA's
+    config, _ = PreTrainedConfig.get_config_dict(getattr(of_adapter, "base_model_name_or_path", None) or folder)
+    if is_deepspeed_zero3_enabled() or needs_numbers or "quantization_config" in config:
+        return  # it needs a device or a package, and ZeRO-3 takes no `device_map`
     loaded = load_model(str(folder), device_map="meta", trust_remote_code=trusts_code)
     if needs_template:
-        processing_class = load_tokenizer(str(folder), loaded)
+        processing_class = load_tokenizer(str(folder), loaded, trust_remote_code=trusts_code)
         tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
         is_whole = template is not None and len(tokenizer) > len(tokenizer.added_tokens_decoder)
         require(is_whole, "tokenizer", None, "save one there, with a chat template")

@@ -88,7 +88,7 @@ def load_model(model: str, revision: str | None = None, **kwargs: Any):
     return load(model, revision) if adapter is None else load_adapter(adapter, load, revision)
 
 
-def load_tokenizer(model: str, loaded: Any):
+def load_tokenizer(model: str, loaded: Any, **options: Any):
     """Return the tokenizer, padded on the left, or the processor of images and text of a model from `load_model`.
 
     An adapter without one has that of the folder above it, its run's, or of its base.
@@ -97,8 +97,8 @@ def load_tokenizer(model: str, loaded: Any):
     places = [model] if adapter is None else [model, str(Path(model).parent), adapter.base_model_name_or_path]
     for place in places[:-1]:
         with suppress(OSError, ValueError):
-            return load_processing_class(place, padding_side="left")
-    return load_processing_class(places[-1], padding_side="left")
+            return load_processing_class(place, padding_side="left", **options)
+    return load_processing_class(places[-1], padding_side="left", **options)
 
 
 def load_local(
@@ -111,7 +111,7 @@ def load_local(
     """
     device_map = "auto" if torch.cuda.is_available() else None
     loaded = load_model(model, **{"device_map": device_map, "dtype": "auto", **kwargs}).eval()
-    processing_class = load_tokenizer(model, loaded)
+    processing_class = load_tokenizer(model, loaded, trust_remote_code=kwargs.get("trust_remote_code"))
     tokenizer = get_tokenizer(processing_class)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

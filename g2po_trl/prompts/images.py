@@ -26,20 +26,20 @@ def reads_images(processing_class) -> bool:
     return all(getattr(processing_class, name, None) is not None for name in ("image_processor", "image_token"))
 
 
-def load_processor(place: str, revision: str | None = None):
+def load_processor(place: str, **options: Any):
     """Return the processor of images and text of a folder or a Hub id; `None` if it has none, or what that needs."""
     from transformers import AutoProcessor
 
     with suppress(ImportError, OSError, ValueError):  # the model still reads text
-        processor = AutoProcessor.from_pretrained(place, revision=revision, padding_side="left")
+        processor = AutoProcessor.from_pretrained(place, **{"padding_side": "left", **options})
         return processor if reads_images(processor) else None
 
 
-def load_processing_class(place: str, revision: str | None = None, **options: Any):
+def load_processing_class(place: str, **options: Any):
     """Return the processor of images and text of a folder or a Hub id, else its tokenizer, loaded with `options`."""
     from transformers import AutoTokenizer
 
-    return load_processor(place, revision) or AutoTokenizer.from_pretrained(place, revision=revision, **options)
+    return load_processor(place, **options) or AutoTokenizer.from_pretrained(place, **options)
 
 
 def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:

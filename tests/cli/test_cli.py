@@ -13,10 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from refusals import refused
 from run_g2po import outcome
 from safetensors import SafetensorError
-from transformers import TrainerControl, TrainerState
+from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 from transformers.utils import cached_file
 
 from g2po_trl import Step, Trajectory, write_jsonl
@@ -198,6 +199,24 @@ def test_a_broken_model_folder_is_refused_before_anything_is_loaded(tiny_model_d
     spoil(folder / file)
     with pytest.raises(G2POError):
         check_model("model", str(folder))
+
+
+def test_a_model_that_trains_is_not_refused(tiny_model_dir, tmp_path, monkeypatch):
+    """One with code for its tokenizer, an adapter that is computed from its base, and any under ZeRO-3."""
+    shutil.copytree(tiny_model_dir, tmp_path / "own")
+    code = "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass"
+    (tmp_path / "own" / "own.py").write_text(code)
+    own = json.loads((file := tmp_path / "own" / "tokenizer_config.json").read_text())
+    own |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    file.write_text(json.dumps(own))
+    check_files_and_packages({"model_name_or_path": tmp_path / "own", "trust_remote_code": True})
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    config = LoraConfig(init_lora_weights="pissa", target_modules=["q_proj"])
+    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    check_model("model", str(tmp_path / "adapter"))
+    monkeypatch.setattr("transformers.integrations.accelerate.is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr("transformers.integrations.deepspeed.is_deepspeed_zero3_enabled", lambda: True)
+    check_model("model", str(tiny_model_dir))
 
 
 def test_init_writes_once(tmp_path, capsys):

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate. Raises `G2POError` if too many episodes ended in an environment error."""
     options, of_run = read(argv)
     if not options.base_url:
-        check_model("model", options.model, trusts_code=bool(options.engine_options.get("trust_remote_code")))
+        of_engine = options.engine_options
+        check_model("model", options.model, "tokenizer" not in of_engine, bool(of_engine.get("trust_remote_code")))
         check_engine(options.engine)
     from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
