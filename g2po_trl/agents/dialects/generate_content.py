@@ -118,7 +118,7 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
         ignored.update(f"tools.{name}" for name in tool if name != "functionDeclarations")
         declared = tool.get("functionDeclarations") or []
         for function in declared if isinstance(declared, list) else [declared]:
-            is_json = isinstance(function, dict) and "parametersJsonSchema" in function
+            is_json = isinstance(function, dict) and function.get("parametersJsonSchema")
             field = "parametersJsonSchema" if is_json else "parameters"
             functions.append(function_tool(function, f"tools[{index}]", field))
     return functions
