@@ -22,7 +22,6 @@ from benchmarks.never_played import NeverPlayed
 from benchmarks.speed.layouts import random_model
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Step, Trajectory
-from g2po_trl.cli.recipe import use_model_arguments
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
 
@@ -171,7 +170,8 @@ def recipe_trainer(recipe: Path, output: Path, model: PreTrainedModel | str, **o
     args = G2POConfig(**{**part(G2POConfig), **ours, **options})
     model_args = ModelConfig(**part(ModelConfig))
     if isinstance(model, str):
-        use_model_arguments(args, model_args)
+        own = {"revision": model_args.model_revision, "attn_implementation": model_args.attn_implementation}
+        args.model_init_kwargs = {"dtype": model_args.dtype, **own, **(args.model_init_kwargs or {})}
     return RecordedTrainer(
         model,
         args,
