@@ -181,8 +181,8 @@ class Loop:
 
     def _end(self, episodes: Sequence[Episode]) -> None:
         """Free the slots of episodes that have ended or run out of turns; tools are asked for their reward before."""
-        limited = [one for one in episodes if one.failure_reason or one.outcome is None]
-        unpaid = {one.number: pay for one in limited if (pay := one.info.get("pays_at_end"))}
+        asked = [(one, one.info.pop("pays_at_end", None)) for one in episodes]
+        unpaid = {one.number: pay for one, pay in asked if pay and (one.failure_reason or one.outcome is None)}
         self.pool.send({self._slots[number]: pay for number, pay in unpaid.items()})
         episodes = [episode for episode in episodes if episode.number not in unpaid]
         slots = [self._slots.pop(episode.number) for episode in episodes]

@@ -67,10 +67,17 @@ def test_tool_calls():
     assert trajectory.success, "a text without calls ends it"
 
 
+class Down(Shop):
+    def get_reward(self):
+        raise ConnectionError("down")
+
+
 def test_turns_of_tools_that_have_more():
     factory = partial(ChatToolEnvironment, Shop, 99)
     (trajectory,) = play(factory, EpisodeLimits(3), [{"goal": "mug", "prompt": "x"}], number_of_calls=2)
     assert (trajectory.outcome, [step.reward for step in trajectory.steps]) == ("success", [0.0, 0.0, 1.0])
+    (trajectory,) = play(Down, EpisodeLimits(9, max_tool_calls=4), [{"prompt": "x"}], number_of_calls=2)
+    assert (trajectory.outcome, trajectory.failure_reason, trajectory.info) == ("error", None, {})
 
 
 def test_an_empty_completion_is_no_limit():
