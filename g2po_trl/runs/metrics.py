@@ -122,7 +122,7 @@ class Summary:
             self._sum(("score", name), [float(trajectory.info[name])])
 
     def _sum(self, what: Any, values: Sequence[float]) -> None:
-        self.totals[what] += sum(values)
+        self.totals[what] = sum(values, self.totals[what])
         self.numbers[what] += len(values)
 
     @property
