@@ -90,14 +90,6 @@ def test_images_are_read_as_the_trainer_reads_them(tmp_path, mode):
     assert result["serves_adapter"] == ("base" in mode)
 
 
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tmp_path, kind):
-    (result,) = run(tmp_path, f"serve adapter bfloat16 {kind}")
-    assert result["serves_adapter"] == (kind == "LoRA")
-    pairs = list(zip(result["differences"], result["moved"], strict=True))
-    assert len(pairs) == 2 and all(3 * difference < moved for difference, moved in pairs), "an old adapter, or none"
-
-
 def test_requests_are_answered_as_they_ask(tmp_path):
     """Seeds, filters, stop sequences, structured outputs."""
     (result,) = run(tmp_path, "requests")

@@ -24,7 +24,7 @@ import vision_models
 from datasets import Dataset
 from letter_trainer import make_config, make_letter_trainer
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
@@ -121,7 +121,7 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPA
     model, others = tiny_model_path(), {}
     if mode == "lora" or "adapter" in mode:
         modules = ["q_proj", "v_proj", "down_proj"]
-        others["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=modules, use_dora="DoRA" in mode)
+        others["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=modules)
     if mode == "lora":
         defaults["stop_sequences"] = ["</action>"]
     if mode == "adapter":
@@ -130,11 +130,6 @@ def make_trainer(folder, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPA
         model, others["advantage_fn"] = smollm2_in_cache(), something_wins
         defaults |= {"per_device_train_batch_size": 4, "num_generations": 4, "steps_per_generation": 1, "max_turns": 4}
         defaults |= {"max_steps": 3, "learning_rate": 1e-4, "max_completion_length": 32}
-    if "bfloat16" in mode:
-        model = Path(folder) / f"model-{rank}"
-        AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.bfloat16).save_pretrained(model)
-        AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(model)
-        defaults["model_init_kwargs"] = {"dtype": "bfloat16"}
     hidden = ("help", "look", "inventory", "examine")
     environment = partial(AlfworldEnvironment, manifest, hidden_actions=hidden, intro=False)
     others |= {"environment_factory": environment, "prompt_template": prompt}
@@ -320,24 +315,6 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
     return result
 
 
-def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """Two rollouts of a bfloat16 model by a moved adapter each; the log-probabilities beside the trainer's."""
-    trainer = make_trainer(folder, mode, rank, ranks, max_turns=1)
-    engine, result = trainer.player.actor.engine, {"differences": [], "moved": []}
-    prompt = prompt_of(trainer, "Task: put some mug on desk")
-    for number in range(2):
-        change_weights(trainer.model, 0.05, number)
-        with engine.rollout():
-            (completion,) = engine.generate([prompt], Sampling(max_completion_length=16), [number])
-        ours = log_probs_of(trainer, prompt, completion.ids)
-        result["differences"].append(difference(ours, completion.logprobs))
-        with trainer.model.disable_adapter():
-            result["moved"].append(difference(ours, log_probs_of(trainer, prompt, completion.ids).tolist()))
-    result["serves_adapter"] = serves_adapter(trainer)
-    trainer.close()
-    return result
-
-
 def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all completions."""
     options = {"per_device_eval_batch_size": 2, "steps_per_generation": 1, "max_steps": 3, "max_turns": 4}
@@ -395,6 +372,6 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 if __name__ == "__main__":
     folder, mode = sys.argv[1:]
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    by_name = {of.__name__: of for of in (cache, images, requests, evaluate, serve)}
+    by_name = {of.__name__: of for of in (cache, images, requests, evaluate)}
     result = by_name.get(mode.split()[0], train)(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))

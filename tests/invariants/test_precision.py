@@ -1,7 +1,4 @@
-"""In every precision and sharding the same recorded samples give the same log-probabilities, ratio and KL.
-
-With `-s` they print the table of benchmarks/results/precision/README.md.
-"""
+"""In every precision and sharding the same recorded samples give the same log-probabilities, ratio and KL."""
 
 import functools
 import json
@@ -60,21 +57,12 @@ def compare(cells, reference):
         assert cell["ratio_after_a_step"] == pytest.approx(reference["ratio_after_a_step"], rel=0.1)
 
 
-def table(cells, reference):
-    """Print differences of log-probabilities, mean and largest, the KL of a known step, and of steps 1 to 4."""
-    for name, cell in cells.items():
-        far = differences(cell, reference)
-        print(name, f"{far.mean():.1e}", f"{far.max():.1e}", cell["kl_of_known_step"], *cell["kl"], sep=" | ")
-
-
 @pytest.mark.slow
 def test_precision_and_sharding(measure):
     cells = measure(1, "float32:none", "autocast:none", "weights:none")
     reference = cells["float32:none"]
     kinds = [f"{dtype}:{kind}" for kind in ("none", "fsdp2") for dtype in ("float32", "autocast", "weights")]
     sharded = measure(2, *kinds)
-    table({name.replace("none", "one process"): cell for name, cell in cells.items()}, reference)
-    table({name.replace("none", "DDP"): cell for name, cell in sharded.items()}, reference)
     compare(cells | {f"{name} of two": cell for name, cell in sharded.items()}, reference)
 
 
@@ -83,5 +71,4 @@ def test_precision_and_sharding(measure):
 def test_precision_under_deepspeed(measure):
     reference = measure(1, "float32:none")["float32:none"]
     kinds = [f"{precision}:{kind}" for kind in ("zero2", "zero3") for precision in ("float32", "autocast")]
-    table(cells := measure(2, *kinds), reference)
-    compare(cells, reference)
+    compare(measure(2, *kinds), reference)

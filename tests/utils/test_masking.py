@@ -12,6 +12,7 @@ from g2po_trl.cli.commands.evaluate import read
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
 from g2po_trl.utils.masking import HIDDEN, masked, withheld_variables
+from g2po_trl.utils.show import printable
 
 
 class Keyed(KeyDoorEnvironment):
@@ -137,3 +138,11 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     mine = {"api_key": "mine", "options": {"password": "mine"}}
     given = read(["--model", str(tmp_path), "--environment-options", json.dumps(mine), "--generation-kwargs", "{}"])[0]
     assert given.environment_options == {**mine, "size": 4}
+
+
+def test_a_terminal_obeys_nothing_in_a_printable_text():
+    """Titles, colours, cursors and reversed directions; tabs, lines and words of any language stay."""
+    assert printable("a\x1b[2Jb\x1b]0;c\x07\x9b31m\rd\x00\u202ee") == "a�[2Jb�]0;c��31m�d��e"
+    for text in ("line\n\tline", "日本 ünïcode العربية 👩‍👧"):
+        assert printable(text) == text
+    assert printable("one\r\ntwo") == "one\ntwo"
