@@ -184,10 +184,12 @@ class Session:
 
 class Sessions(ResourceSessionFactory):
     def __init__(self, tokenizer, sampling):
-        self.tokenizer, self.made = tokenizer, iter(range(4))
+        self.tokenizer, self.made, self.lock = tokenizer, Counter(), Lock()
 
     def create(self, task, seed=None, episode_id=None):
-        return Session(next(self.made), self.tokenizer)
+        with self.lock:
+            self.made[seed] += 1  # of a group
+            return Session(self.made[seed] - 1, self.tokenizer)
 
 
 def test_rows_and_advantages_of_an_unmodified_agent(page, tokenizer):

@@ -79,15 +79,13 @@ def test_an_adapter_beside_the_base_is_the_trainers_in_every_rollout(tmp_path):
     assert result["serves_adapter"] and result["base_change"] == 0
 
 
-@pytest.mark.parametrize("mode", ["images", "images beside the base"])
-def test_images_are_read_as_the_trainer_reads_them(tmp_path, mode):
+def test_images_are_read_as_the_trainer_reads_them(tmp_path):
     """Qwen2.5-VL, with all weights trained: also once the weights have changed that make an image's features."""
     pytest.importorskip("torchvision", reason="the processor of Qwen2.5-VL needs it")
-    (result,) = run(tmp_path, mode)
+    (result,) = run(tmp_path, "images")
     assert max(result["off"]) <= 1e-4 and max(result["shown"]) == 2
     assert len(result["weight_differences"]) == 4 and max(result["weight_differences"]) == 0
     assert result["logs"][-1]["kl"] > 1e-5, "the policy must have moved, or equal weights prove nothing"
-    assert result["serves_adapter"] == ("base" in mode)
 
 
 def test_requests_are_answered_as_they_ask(tmp_path):
@@ -169,8 +167,6 @@ def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_p
     assert before["completions"] != after["completions"]
     assert not_reset["cached"][:8] == [hit(len(prompts[0]))] * 8
     assert not_reset["completions"] != not_reset["transformers"], "a stale cache would not have shown above"
-    interrupted = result["after_interruption"]
-    assert interrupted["completions"] == interrupted["transformers"], "what it had begun is abandoned, and it goes on"
 
 
 def g2po(*arguments, folder=None, processes=True):

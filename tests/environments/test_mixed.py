@@ -4,7 +4,8 @@ import os
 import signal
 
 import pytest
-from mixed_games import LAMP_PROMPT, ROWS, Lamp, Shop, speaker, table
+from datasets import Dataset
+from mixed_games import LAMP_PROMPT, ROWS, Lamp, Shop, speaker
 from refusals import refused
 from scripted_agents import calls, says
 
@@ -42,6 +43,11 @@ def test_each_task_is_played_by_its_own_environment_in_workers():
         results = pool.step({0: "b", 1: says("done"), 2: says("c")})
         assert [(one.reward, one.terminated) for one in results.values()] == [(10, True), (1, True), (1, True)]
         assert pool.replayed == 3, "with their environments"
+
+
+def table(rows):
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
 
 
 @pytest.mark.parametrize("make", [table, tasks_dataset])

@@ -51,6 +51,20 @@ def mean_of(values) -> float:
     return mean(values) if values else math.nan
 
 
+def error_by_task(finished: list[dict]) -> float:
+    """Over tasks, and at least that of a share of one success and one failure more; nan of fewer than five tasks."""
+    tasks = defaultdict(list)
+    for t in finished:
+        tasks[t["task_id"]].append(t["outcome"] == "success")
+    if len(tasks) < 5:
+        return math.nan
+    share = (sum(map(sum, tasks.values())) + 1) / (len(finished) + 2)
+    by_chance = math.sqrt(share * (1 - share) / (len(finished) + 2))
+    rate = sum(map(sum, tasks.values())) / len(finished)
+    squares = sum((sum(won) - rate * len(won)) ** 2 for won in tasks.values())
+    return max(by_chance, math.sqrt(len(tasks) / (len(tasks) - 1) * squares) / len(finished))
+
+
 def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     """Of a rollout or an evaluation, without prefix; nan where there is nothing to average."""
     finished = [t for t in trajectories if counts(t)]
@@ -58,6 +72,7 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     won = [t for t in finished if t["outcome"] == "success"]
     found = {
         "success_rate": mean_of(t["outcome"] == "success" for t in finished),
+        "success_rate_error": error_by_task(finished),
         "reward": mean_of(sum(s["reward"] for s in t["steps"]) for t in finished),
         "turns": mean_of(len(t["steps"]) for t in finished),
         "turns_to_success": mean_of(len(t["steps"]) for t in won),

@@ -157,9 +157,6 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """Train on drawings, then play once more."""
     options = {"engine": "vllm", "vllm_mode": "colocate", "max_prompt_length": 500, "temperature": 1.0}
     options |= {"max_turns": 3, "history": "conversation", "max_completion_length": 4, "advantage_fn": something_wins}
-    if "beside" in mode:
-        options["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-        options["engine_kwargs"] = {"merge_adapter": False}
     game = vision_models.DrawnLetterEnvironment
     trainer = make_letter_trainer(save_drawn_model(folder), f"{folder}/out", game, **options)
     differences = []
@@ -170,7 +167,6 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     steps = [step for one in trajectories for step in one.steps]
     result = {"logs": logs, "weight_differences": differences, "shown": [len(step.shown_images) for step in steps]}
     result["off"] = off_from_the_model(trainer, steps, trainer.player.actor.engine.images.token_ids)
-    result["serves_adapter"] = serves_adapter(trainer)
     trainer.close()
     return result
 
@@ -257,20 +253,6 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     reset, llm.reset_prefix_cache = llm.reset_prefix_cache, lambda: True
     result["not_reset"] = answers()
     llm.reset_prefix_cache = reset
-    step, steps = llm.llm_engine.step, []
-
-    def interrupted():
-        steps.append(1)
-        if len(steps) == 3:
-            raise KeyboardInterrupt
-        return step()
-
-    llm.llm_engine.step = interrupted
-    try:
-        answers()
-    except KeyboardInterrupt:
-        llm.llm_engine.step = step
-    result["after_interruption"] = answers()
     trainer.close()
     return result
 
