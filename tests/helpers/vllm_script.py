@@ -164,11 +164,8 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer.train()
     trajectories, _ = trainer.play([{"seed": seed} for seed in (1, 1, 2, 2)])
     steps = [step for one in trajectories for step in one.steps]
-    result = {
-        "logs": logs_of(trainer),
-        "weight_differences": differences,
-        "shown": [len(step.shown_images) for step in steps],
-    }
+    result = {"logs": logs_of(trainer), "weight_differences": differences}
+    result["shown"] = [len(step.shown_images) for step in steps]
     result["off"] = off_from_the_model(trainer, steps, trainer.player.actor.engine.images.token_ids)
     trainer.close()
     return result
