@@ -46,8 +46,7 @@ def test_each_task_is_played_by_its_own_environment_in_workers():
 
 
 def table(rows):
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
+    return Dataset.from_list([dict.fromkeys(name for one in rows for name in one) | row for row in rows])
 
 
 @pytest.mark.parametrize("make", [table, tasks_dataset])
