@@ -144,5 +144,5 @@ def load_without_numbers(folder: Path, needs_template: bool, trusts_code: bool) 
     if needs_template:
         processing_class = load_tokenizer(str(folder), loaded, trust_remote_code=trusts_code)
         tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
-        is_whole = template is not None and len(tokenizer) > len(tokenizer.added_tokens_decoder)
-        require(is_whole, "tokenizer", None, "save one there, with a chat template")
+        spells = len(tokenizer) > len(tokenizer.added_tokens_decoder)
+        require(spells and template is not None, "chat_template" if spells else "tokenizer", None, "save one there")
