@@ -1,4 +1,4 @@
-"""Check what the pages promise about themselves: length, table of contents, links, and commits that they name.
+"""Check what the pages promise about themselves: length, contents, links, commits, and the recorded run.
 
     python docs/check_pages.py
 
@@ -13,9 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from g2po_trl.view.page import shell
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MOST_LINES_OF_README, MOST_PAGES, MOST_WORDS, MOST_WORDS_OF_LOG = 130, 24, 25_500, 5_000
+MOST_LINES_OF_README, MOST_PAGES, MOST_WORDS, MOST_WORDS_OF_LOG = 110, 24, 25_500, 5_000
+LARGEST_RUN = 1_000_000  # characters of docs/_static/run.html
 
 
 def check_lengths() -> Iterator[str]:
@@ -54,6 +57,17 @@ def check_links() -> Iterator[str]:
                 yield f"{page.relative_to(ROOT)} links to {target}, which does not exist"
 
 
+def check_recorded_run() -> Iterator[str]:
+    """Yield that the recorded run of docs/reading_a_run.md is not in the page that the viewer writes today."""
+    page = (DOCS / "_static" / "run.html").read_text(encoding="utf-8")
+    blocks = re.findall(r'<script type="text/plain" .*?</script>', page)
+    if page != shell("\n".join(blocks)) or len(page) > LARGEST_RUN:
+        yield (
+            "docs/_static/run.html is not of the current viewer, or too large: repeat docs/quickstart.md's game, then"
+            " `g2po view runs/tidy --output docs/_static/run.html`; check the steps of docs/reading_a_run.md by it"
+        )
+
+
 def git(*words: str) -> str:
     """Return the output of a git command; empty if it fails."""
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
@@ -76,7 +90,7 @@ def check_commits() -> Iterator[str]:
 
 
 def main() -> None:
-    findings = [*check_lengths(), *check_contents(), *check_links(), *check_commits()]
+    findings = [*check_lengths(), *check_contents(), *check_links(), *check_commits(), *check_recorded_run()]
     print("\n".join(findings), end="\n" if findings else "")
     sys.exit(bool(findings))
 

@@ -167,6 +167,11 @@ def printed(file: str, pattern: str) -> list[float]:
     return [float(one) for match in re.finditer(pattern, text, re.MULTILINE) for one in match.groups()]
 
 
+def repaired(model: str) -> float:
+    """Percent of the held-out episodes in which a coding agent repaired the repository."""
+    return 100 * float(np.mean([*raw("coding/new-functions.json")["successes by task"][model].values()]))
+
+
 def minutes_of_training(percentile: float) -> float:
     """Of the default recipe's runs without an interruption, on two cores with other runs beside them."""
     whole = [run["attempts"][0] for arm in ARMS for run in compared(arm) if run["attempts"][0]["exit"] == 0]
