@@ -27,20 +27,23 @@ its default. `python -m g2po_trl` is the same as `g2po`.
 
 - **Environments** are `FILE.py:Class` or `module:Class`; except for `train`, `FILE.py` suffices if it contains one
   environment. `check`, `teach`, `train` and `evaluate` also take the address of an OpenEnv server.
-- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead.
+- **[Agents](agents.md)** are `--agent FILE.py[:NAME]` instead.
 - **Files next to FILE.py.** `tasks.jsonl` has the tasks, `config.yaml` the settings of `train`, `teach.yaml` those of
   `teach`. Relative paths in them start in their folder.
 - **Configurations.** `--config` takes a YAML file, or the name of a bundled one:
   `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags override this file, and the file overrides the run
   (`evaluate`) and the defaults.
-- **Processes.** `--num-processes N` starts N processes through Accelerate, on the CPU if there is no GPU; [several
-  machines](gpus.md#several-machines).
 - An error with a traceback is a bug: please report it.
 - **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
   stopped by Ctrl-C; the message says how to resume.
 - Flags may be spelled with `-` or `_`. `--no-FLAG` and `--FLAG false` turn a flag off.
 
 """
+GUIDES = {  # commands whose details are on another page
+    "evaluate": "[Evaluate, serve and publish](evaluation.md)",
+    "credit": "[Credit for logged runs](elsewhere.md#credit-for-logged-runs)",
+    "serve": "[On other machines](environments.md#on-other-machines-openenv)",
+}
 HEAD = """# Configuration
 
 *Written by `python docs/make_reference.py` from the code.*
@@ -119,9 +122,12 @@ def help_of(command: str) -> str:
     return text.getvalue().rstrip()
 
 
-def shortened(text: str) -> str:
-    """Return a help text with the names of its flags in place of argparse's descriptions."""
+def shortened(text: str, has_guide: bool) -> str:
+    """Return a help text with the names of its flags in place of descriptions; with a guide, without details."""
     blocks, flags = [], []
+    if has_guide:  # usage, the first paragraph, and what is indented: examples, arguments
+        usage, first, *others = text.split("\n\n")
+        text = "\n\n".join([usage, first, *(block for block in others if re.search("^  ", block, re.MULTILINE))])
     for block in text.split("\n\n"):
         found = re.findall(r"^  (--[\w-]+)", block, re.MULTILINE)
         if re.match(r"[\w ]+:\n", block) and (found or "-h, --help" in block):
@@ -137,7 +143,8 @@ def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
     for command in COMMANDS:
         if command != "version":  # it has no options
-            parts += [f"\n## g2po {command}\n", "```text", shortened(help_of(command)), "```"]
+            parts += [f"\n## g2po {command}\n", "```text", shortened(help_of(command), command in GUIDES), "```"]
+            parts += [f"\nDetails: {GUIDES[command]}."] if command in GUIDES else []
     return "\n".join(parts) + "\n"
 
 

@@ -88,7 +88,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     value_lambda: float = _advantage(
         "How node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, returns also "
         "use the values of the states that followed: less noisy if state keys show everything that matters, "
-        "biased if they do not. `g2po report` tests the keys of a run.",
+        "otherwise biased.",
         1.0,
         within="[0, 1]",
         of_graph=True,
@@ -100,9 +100,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         of_estimator=True,
     )
     estimator_kwargs: dict[str, Any] | str | None = _advantage(
-        "Parameters of the estimator's function. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in "
-        'the paper\'s ablations, and `episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the '
-        "released code; long episodes weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
+        'Parameters of the estimator\'s function, for G2PO such as `{"edge_centric": false}` or `{"episode_statistics": '
+        '"step"}`. As a flag: JSON.',
         None,
         of_estimator=True,
         of_graph=True,
@@ -157,8 +156,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     eval_temperature: float = _evaluation("Sampling temperature of evaluations; 0 is greedy.", 0.4, within="[0, inf)")
     other_eval_temperatures: list[float] = _evaluation(
-        "Further temperatures at which each evaluation set is played; at 1.0, metrics have the prefix `eval_t1`. "
-        "A gain at one temperature alone may only mean that the policy is less random.",
+        "Further temperatures at which each evaluation set is played; at 1.0, metrics have the prefix `eval_t1`.",
         [],
     )
     eval_top_p: float | None = _evaluation("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
@@ -167,17 +165,16 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         "Seed of the samples of evaluations. Only evaluations of one seed can be compared.", 0
     )
     max_tokens_per_micro_batch: int = _update(
-        "Maximum number of tokens in one forward pass, padding included. A longer sample has a pass of its own, with "
-        "`token_layout: shared` of up to 1.5 times its tokens. Lower it if the update runs out of memory; the "
-        "gradient does not change.",
+        "Maximum number of tokens in one forward pass, padding included; the gradient does not depend on it. A longer "
+        "sample has a pass of its own, with `token_layout: shared` of up to 1.5 times its tokens.",
         16384,
         within="[1, inf)",
         resumable=True,
     )
     token_layout: str = _update(
         'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
-        'that samples have in common are processed once, see `g2po_trl.update.tree`. `"padded"`: one sample per '
-        "row. What the model does not support is replaced, with a message.",
+        'that samples have in common are processed once. `"padded"`: one sample per row. What the model does not '
+        "support is replaced, with a message.",
         "shared",
         choices=LAYOUTS,
         resumable=True,
@@ -220,8 +217,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     save_trajectories: bool = _run("Write every trajectory to output_dir/trajectories.", True)
     overwrite: bool = _run(
-        "Delete the earlier run in `output_dir` when training begins, and no file that it did not write. `False`: "
-        "refuse an occupied folder.",
+        "Delete what the earlier run in `output_dir` wrote, when training begins. `False`: refuse an occupied folder.",
         False,
         read_again=True,
     )
