@@ -100,8 +100,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         of_estimator=True,
     )
     estimator_kwargs: dict[str, Any] | str | None = _advantage(
-        'Parameters of the estimator\'s function, for G2PO such as `{"edge_centric": false}` or `{"episode_statistics": '
-        '"step"}`. As a flag: JSON.',
+        "Parameters of the estimator's function, for G2PO such as "
+        '`{"edge_centric": false}` or `{"episode_statistics": "step"}`. As a flag: JSON.',
         None,
         of_estimator=True,
         of_graph=True,
