@@ -40,6 +40,7 @@ its default. `python -m g2po_trl` is the same as `g2po`.
 
 """
 GUIDES = {  # commands whose details are on another page
+    "report": "[The report](reading_a_run.md#the-report)",
     "evaluate": "[Evaluate, serve and publish](evaluation.md)",
     "credit": "[Credit for logged runs](elsewhere.md#credit-for-logged-runs)",
     "serve": "[On other machines](environments.md#on-other-machines-openenv)",
@@ -123,11 +124,11 @@ def help_of(command: str) -> str:
 
 
 def shortened(text: str, has_guide: bool) -> str:
-    """Return a help text with the names of its flags in place of descriptions; with a guide, without details."""
+    """Return a help text with the names of its flags in place of descriptions; with a guide, only its first lines."""
     blocks, flags = [], []
-    if has_guide:  # usage, the first paragraph, and what is indented: examples, arguments
+    if has_guide:  # usage and the first paragraph, then the arguments
         usage, first, *others = text.split("\n\n")
-        text = "\n\n".join([usage, first, *(block for block in others if re.search("^  ", block, re.MULTILINE))])
+        text = "\n\n".join([usage, first, *(block for block in others if re.match(r"[\w ]+:\n", block))])
     for block in text.split("\n\n"):
         found = re.findall(r"^  (--[\w-]+)", block, re.MULTILINE)
         if re.match(r"[\w ]+:\n", block) and (found or "-h, --help" in block):
@@ -144,7 +145,7 @@ def cli_page() -> str:
     for command in COMMANDS:
         if command != "version":  # it has no options
             parts += [f"\n## g2po {command}\n", "```text", shortened(help_of(command), command in GUIDES), "```"]
-            parts += [f"\nDetails: {GUIDES[command]}."] if command in GUIDES else []
+            parts += [f"\nExamples and details: {GUIDES[command]}."] if command in GUIDES else []
     return "\n".join(parts) + "\n"
 
 
