@@ -23,7 +23,7 @@ CLI_HEAD = """# Command line
 *Written by `python docs/make_reference.py` from the code.*
 
 `g2po COMMAND --help` prints the arguments of a command, and `g2po train TARGET --help-all` every flag of a recipe with
-its default. `python -m g2po_trl` is the same as `g2po`.
+its default.
 
 - **Environments** are `FILE.py:Class` or `module:Class`; except for `train`, `FILE.py` suffices if it contains one
   environment. `check`, `teach`, `train` and `evaluate` also take the address of an OpenEnv server.

@@ -73,10 +73,10 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     num_generations: int = _rollout("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
     mini_batch_size: int | None = _update(
-        "Maximum number of step samples of an optimizer step, over all processes (paper: ALFWorld 256, WebShop and "
-        "AppWorld 64). `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule "
-        "then count passes over a rollout, which are iterations with `num_iterations=1`. Needs "
-        "`steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.",
+        "Maximum number of step samples of an optimizer step, over all processes. `max_steps`, `logging_steps`, "
+        "`eval_steps`, `save_steps` and the learning-rate schedule then count passes over a rollout, which are "
+        "iterations with `num_iterations=1`. Needs `steps_per_generation=1` and `gradient_accumulation_steps=1`. "
+        "`None`: `steps_per_generation` mini-batches.",
         None,
         within="[1, inf)",
     )
@@ -134,9 +134,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     history: str | None = _prompt(
         'What a prompt shows of the episode. `"window"`: one message with the last `history_length` steps. '
-        '`"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a '
-        "conversation if the environment has tool methods, otherwise a window. Agents' own requests are always "
-        "conversations.",
+        '`"conversation"`: all observations and completions in turns. `None`: a conversation if the environment has '
+        "tool methods, otherwise a window. Agents' own requests are always conversations.",
         None,
         choices=("window", "conversation"),
         plays=True,
