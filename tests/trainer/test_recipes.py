@@ -103,16 +103,16 @@ def test_reported_games_are_others_than_those_that_choose(tmp_path):
 
     tasks = load_recipe("alfworld").tasks
     best = ("--load_best_model_at_end", "true", "--eval_strategy", "steps", "--eval_steps", 1)
-    few = ("--num_games", 2, "--num_eval_games", 3, "--cache_dir", tmp_path, "--output_dir", tmp_path)
+    few = ("--num_games", 1, "--num_eval_games", 1, "--cache_dir", tmp_path, "--output_dir", tmp_path)
     options, args, _ = parse("tiny", *few, *best)
     task = tasks(options, args)
-    assert len(task.held_out) == len(task.reported) == 3
+    assert len(task.held_out) == len(task.reported) == 1
     panel = load_panel(task.evaluation["panel"], **task.evaluation["panel_options"])
     assert panel.rows == task.reported
     assert not {row["task_id"] for row in task.held_out} & {row["task_id"] for row in task.reported}
     told = panel.environment_factory.keywords
     assert told["hidden_actions"] == ("help", "look", "inventory", "examine") and told["intro"] is False
-    options.report_games = str(tmp_path / "alfworld-tiny-0" / "held-out-6")  # those that choose
+    options.report_games = str(tmp_path / "alfworld-tiny-0" / "held-out-2")  # those that choose
     with refused("reported"):
         tasks(options, args)
 
