@@ -2,20 +2,25 @@
 
     npm install @anthropic-ai/claude-code @openai/codex
     python -m benchmarks.speed.coding_agents --bin node_modules/.bin --output FOLDER
+    python -m benchmarks.speed.coding_agents --bin node_modules/.bin --output FOLDER --tokenizer tokenizer.json
 
 A folder has a function with a wrong operator, and a test. A script in place of a model fixes it through the agent's
 shell, twice, then has sub-agents ask in parallel, hangs the shell, kills the agent, and leaves processes. Prints and
-writes the command, the machine and every value. The training iteration in results/agents was made by this script at
-commit `d95407c5`.
+writes the command, the machine and every value. With a tokenizer, it measures instead how many tokens the prompts of
+two episodes share at their beginning, in folders of their own and at one path. The training iteration in
+results/agents was made by this script at commit `d95407c5`.
 """
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+import trl
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common import facts, write_results
 from g2po_trl import AgentCommand, AgentEnvironment
@@ -33,12 +38,17 @@ SCRIPTS = {
     "hangs": ["sleep 1000"],
     "is killed": ["pkill -9 -f 'Fix the test'"],
     "leaves processes": ["(setsid sleep 1000 &) ; echo left", None],
-    "kills its supervisor": ["(setsid sleep 1000 &) ; pkill -9 -f supervisor.py"],
+    "kills its supervisor": ["(setsid sleep 1000 &) ; kill -9 $(ps -o ppid= -p $PPID)"],
     "asks in parallel": [("one", "two"), *[None] * 5],
 }
+ONE_PATH = [  # before a command, as in docs/agents.md
+    *("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "sh", "-c"),
+    'mount --bind "$EPISODE_FOLDER" /mnt && cd /mnt/workspace && HOME=/mnt/home TMPDIR=/mnt/tmp '
+    'exec unshare --user --map-current-user "$0" "$@"',
+]
 
 
-def command(name: str, folder: Path, workspace: Path, timeout: float = 600) -> AgentCommand:
+def command(name: str, folder: Path, workspace: Path, timeout: float = 600, prefix: tuple = ()) -> AgentCommand:
     """Return a client as docs/agents.md runs it."""
     options = {
         "workspace": workspace,
@@ -50,13 +60,13 @@ def command(name: str, folder: Path, workspace: Path, timeout: float = 600) -> A
     if name == "claude":
         words = [str(folder / "claude"), "-p", "{task}", "--allowedTools", "Bash"]
         quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
-        return AgentCommand(words, environment=quiet, **options)
+        return AgentCommand([*prefix, *words], environment=quiet, **options)
     provider = (
         " -c model_provider=g2po -c model_providers.g2po.name=g2po -c model_providers.g2po.wire_api=responses"
         " -c model_providers.g2po.env_key=OPENAI_API_KEY -c model_providers.g2po.base_url=$OPENAI_BASE_URL"
     )
-    line = f"{folder / 'codex'} exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check"
-    return AgentCommand(["sh", "-c", f'{line} -m $OPENAI_MODEL{provider} "$0"', "{task}"], **options)
+    line = f"{folder / 'codex'} exec --skip-git-repo-check --sandbox workspace-write -c allow_login_shell=false"
+    return AgentCommand([*prefix, "sh", "-c", f'{line} -m $OPENAI_MODEL{provider} "$0"', "{task}"], **options)
 
 
 def calls_of(tools: list[dict], line: str | tuple[str, ...] | None) -> list[dict]:
@@ -79,14 +89,16 @@ def call_of(name: str, arguments: dict[str, str]) -> dict:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def play(agent: AgentCommand, script: list[str | None]) -> dict:
-    """Play one episode by a script of shell commands; `None` ends it."""
+def play(agent: AgentCommand, script: list[str | None], requests: list | None = None) -> dict:
+    """Play one episode by a script of shell commands; `None` ends it. Requests are added to `requests`."""
     environment, started = AgentEnvironment(agent, max_turns=10), time.perf_counter()
     steps, lines, result = [], list(script), None
     seen = environment.reset(task="Fix the test")
     first = time.perf_counter() - started
     while result is None or not (result.terminated or result.truncated):
         request = seen.request
+        if requests is not None:
+            requests.append(request)
         steps.append(
             {
                 "characters": len(json.dumps([request.messages, request.tools])),
@@ -104,6 +116,17 @@ def play(agent: AgentCommand, script: list[str | None]) -> dict:
     return {"first": first, "seconds": seconds, "reward": result.reward, "info": result.info, "steps": steps}
 
 
+def shared_tokens(agent: AgentCommand, tokenizer: PreTrainedTokenizerFast) -> dict:
+    """Return rewards of two equal episodes, and for each call the tokens of their prompts and how many are common."""
+    rewards, prompts = [], []
+    for _ in range(2):
+        rewards.append(play(agent, SCRIPTS["fixes"], requests := [])["reward"])
+        rendered = [tokenizer.apply_chat_template(one.messages, tools=one.tools, tokenize=False) for one in requests]
+        prompts.append([tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered])
+    common = [len(os.path.commonprefix(pair)) for pair in zip(*prompts)]
+    return {"rewards": rewards, "tokens": [list(map(len, one)) for one in prompts], "common": common}
+
+
 def left(temporary: Path, programs: Path) -> list[str]:
     """Return the processes of the clients that still run, and episodes' folders that are still there."""
     commands = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
@@ -116,6 +139,7 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, required=True, help="folder of the programs")
     parser.add_argument("--clients", nargs="+", default=["claude", "codex"])
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="measures shared tokens instead")
     args = parser.parse_args()
     results: dict = {}
     with tempfile.TemporaryDirectory() as name:
@@ -124,6 +148,16 @@ def main() -> None:
         workspace.mkdir()
         for file, text in FILES.items():
             (workspace / file).write_text(text)
+        if args.tokenizer:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(args.tokenizer))
+            tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+            paths = {"own folders": (), "one path": tuple(ONE_PATH)}
+            for client in args.clients:
+                made = {n: command(client, args.bin.resolve(), workspace, prefix=one) for n, one in paths.items()}
+                results[client] = {name: shared_tokens(agent, tokenizer) for name, agent in made.items()}
+                print(client, results[client], flush=True)
+            write_results(args.output, {**facts(), "clients": results}, "one_path.json")
+            return
         for client in args.clients:
             agent, hurried = (command(client, args.bin.resolve(), workspace, seconds) for seconds in (600, 60))
             results[client] = {
