@@ -1,11 +1,5 @@
 """Agents that call a model through OpenAI's, Anthropic's or Google's protocols, unchanged, as environments.
 
-    def my_agent(task, client):                      # or `async def`
-        model = client.openai()                      # or any library that takes client.base_url, .api_key, .model
-        answer = model.chat.completions.create(model=client.model, messages=[…])
-        …
-        return float(answer == task["answer"])       # the reward
-
 An agent runs in a thread of its worker. Each of its requests is an observation, the model's response the action that
 answers it, and what the agent returns the reward of the last step. Requests that arrive together are answered in their
 order of arrival. It can be replayed only if it sends the same requests for the same task and responses: no current
@@ -115,7 +109,6 @@ class AgentEnvironment(TextEnvironment):
     ):
         self.agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
         require(callable(self.agent), "agent", agent, "pass a function agent(task, client)")
-        require(max_turns >= 1, "max_turns", max_turns, "set it to 1 or more")
         self.max_turns, self.state_key, self.max_requests = max_turns, state_key, max_requests
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
@@ -209,9 +202,8 @@ class AgentEnvironment(TextEnvironment):
 
     def close(self) -> None:
         """End the session and its agent, or note an agent that does not end."""
-        thread = self._thread
         self.end_episode()
-        self._call = self._thread = None
+        thread, self._call, self._thread = self._thread, None, None
         if thread is not None:
             thread.join(END_SECONDS)
 

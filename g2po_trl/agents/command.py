@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from string import Template
@@ -165,14 +166,14 @@ class _Episode:
         limits = {"folder": str(self.folder), **self.command.limits}
         where = self.workspace and self.workspace.folder
         program = Program([_filled(word, self.task) for word in words], variables, limits, where)
-        self.client.at_end(program.end)
+        self.client.at_end(program.close)
         return program
 
     def _run(self) -> tuple[int, str, str]:
         """Run the program; return its exit status, stdout and stderr. Raises `AgentError` if it fails."""
         timeout, returncode, left, session = self.command.timeout, None, None, self.client.session
         begun = session.own_seconds()  # a large workspace takes long to copy
-        with self._program(self.command.words, self.variables) as program:
+        with closing(self._program(self.command.words, self.variables)) as program:
             while returncode is None:
                 if timeout is not None and (left := timeout + begun - session.own_seconds()) <= 0:
                     raise AgentError(f"it took more than {timeout:g} s", limit="time limit")
@@ -197,7 +198,7 @@ class _Episode:
         own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings and caches are not its
         variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.command.environment}
         try:
-            with self._program(self.command.checks, variables) as checks:
+            with closing(self._program(self.command.checks, variables)) as checks:
                 returncode = checks.wait(seconds := self.command.verify_timeout)
         except FileNotFoundError as error:  # the agent has removed it
             return 0.0, {"verify": str(error)}

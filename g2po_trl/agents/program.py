@@ -34,8 +34,8 @@ END_SECONDS = 5.0  # for all that a program started to end
 MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
 
-class Program(contextlib.AbstractContextManager):
-    """A running program. At the end of the context it is killed, with all processes that it has started.
+class Program:
+    """A running program, until it is closed.
 
     Args:
         words: the program and its arguments.
@@ -44,18 +44,13 @@ class Program(contextlib.AbstractContextManager):
         folder: working folder of the program. `None`: the current one.
     """
 
-    def __init__(
-        self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None = None
-    ):
+    def __init__(self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None):
         require_program(words[0], variables, folder)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-I", __file__, json.dumps(limits), *words]
         self._folder = limits["folder"]
         self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
         self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
-
-    def __exit__(self, *error: Any) -> None:
-        self.end()
 
     def wait(self, seconds: float | None) -> int | None:
         """Return the exit status; `None` if the program still runs after `seconds`."""
@@ -66,7 +61,7 @@ class Program(contextlib.AbstractContextManager):
         """Return its stdout and its stderr."""
         return [output.text() for output in self._outputs]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill it, with all processes that it has started."""
         self._process.terminate()
         if self.wait(END_SECONDS) is None:
@@ -121,10 +116,7 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     exceeded, dies_with_this = [], partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    try:
-        started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
-    except OSError as error:
-        sys.exit(f"{error}")
+    started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
     program = started.pid
     try:
         threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()

@@ -69,10 +69,8 @@ class Session:
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
         self.answered: list[tuple[AgentRequest, Completion]] = []
-        self._requests = 0
-        self._own_seconds, self._waits_since = 0.0, None
-        self._at_end = contextlib.ExitStack()
-        self._lock = threading.Lock()
+        self._requests, self._own_seconds, self._waits_since = 0, 0.0, None
+        self._at_end, self._lock = contextlib.ExitStack(), threading.Lock()
 
     def open(self, request: AgentRequest, digest: bytes, is_retry: bool = False) -> Call:
         """Return the call of a request, answered if it is refused, or the call that it repeats."""

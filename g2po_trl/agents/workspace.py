@@ -45,7 +45,7 @@ class Workspace:
             link = self.source / name
             target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(link)))
             leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
-            is_safe = os.access(link, os.X_OK) or not os.access(link, os.W_OK)
+            is_safe = os.access(link, os.X_OK) or link.exists() and not os.access(link, os.W_OK)
             leads_out &= link.is_dir() or not (is_safe and any(map(self._ignored.match, Path(name).parts)))
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")
         copied = subprocess.run(["cp", "-a", "--reflink=auto", "--", self.source, folder], stderr=subprocess.PIPE)

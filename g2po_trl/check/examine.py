@@ -35,6 +35,7 @@ class Examination:
     episodes: int = 8  # of each task
     episode_limits: EpisodeLimits = field(default_factory=lambda: EpisodeLimits(max_turns=30))
     limits: PoolLimits = field(default_factory=PoolLimits)
+    state_key: str | None = None  # the configuration's
     state_key_ignores: Sequence[str] | None = None
     texts: Sequence[str] = TEXTS  # an agent's random responses without tool calls
     model: str | Path | None = None  # folder of the model whose tokenizer should know the words of the episodes
@@ -55,10 +56,7 @@ class Examination:
     def with_model(
         self, actor: Actor, sampling: Sampling, settings: Any, prompt_template: PromptTemplate | None = None
     ) -> list[Finding]:
-        """Return the findings of episodes that a model plays concurrently, as in training, the worst first.
-
-        `settings` has `history`, `history_length` and `max_prompt_length`. Raises `G2POError` of a server.
-        """
+        """Return the findings of episodes that a model plays concurrently, as in training; `settings`: its options."""
         return self._of_each(lambda part: part._model(actor, sampling, settings, prompt_template))
 
     def with_expert(self, answer: Answer) -> list[Finding]:
@@ -128,14 +126,14 @@ class Examination:
 
     def _states(self, played: Played, kind: str = "random ") -> list[Finding]:
         """Return findings about what training compares, with the keys of training, and further ones."""
-        if self.state_key_ignores:
-            assign_keys(played.episodes, make_state_key(None, self.state_key_ignores))
+        key = make_state_key(self.state_key, self.state_key_ignores)
+        by_key = measure.recurrence_by_key(played, key) if self.is_agent else []
+        if key is not None:
+            assign_keys(played.episodes, key)
         findings = measure.faults(played)
         if not any(finding.kind is Kind.SINGLE_STATE for finding in findings):
             findings += measure.recurrence(played, kind, self.is_agent)
-        if self.is_agent:
-            findings += measure.recurrence_by_key(played)
-        return findings + measure.spelled_words(played.steps, self.model)
+        return findings + by_key + measure.spelled_words(played.steps, self.model)
 
     def _model(
         self, actor: Actor, sampling: Sampling, settings: Any, template: PromptTemplate | None

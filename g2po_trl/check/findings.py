@@ -15,8 +15,7 @@ _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end wi
 _VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
 _EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g})"
 _EXPERT += "; others: {reasons}"
-_KEYS = "calls in a state of another episode: {used:.0%} by the key in use, {news:.0%} by new messages, "
-_KEYS += "{normalised:.0%} by new messages without times, ids, paths"
+_KEYS = "calls in a state of another episode: {used:.0%} by the key in use; {others}"
 _LENGTHS = "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit"
 _NO_EFFECT = "{count} of {listed} admissible actions get the response to an invalid action ({response!r}): {actions}"
 _NOT_REPLAYED = "the same actions do not lead to the same states {where}: {difference}"
@@ -59,6 +58,7 @@ class Kind(Enum):
     RARE_STATES = Wording(f"{_VISITS}: G2PO is little more than GRPO", "Give equal states equal keys, or use GRPO.")
     COUNTER = Wording("{counter}", "Leave counters and clocks out of the state_key, or use state_key_ignores.")
     KEYS = Wording(_KEYS, "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.")
+    PARTS = Wording(_KEYS, "Try state_key: {best} in config.yaml.")
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
@@ -107,12 +107,12 @@ class Finding:
     @property
     def text(self) -> str:
         """The wording with the facts, and the remedy."""
-        facts = {
-            name: ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else value
-            for name, value in self.facts.items()
-        }
+        facts = dict(self.facts)
+        for name, value in facts.items():
+            shares = [f"{share:.0%} by {key}" for key, share in value.items()] if isinstance(value, dict) else value
+            facts[name] = ", ".join(map(str, shares)) or "none" if isinstance(shares, (list, tuple)) else shares
         remedy = "" if self.level == "ok" else self.kind.value.remedy
-        return f"{self.kind.value.text.format(**facts)}. {remedy}".rstrip()
+        return f"{self.kind.value.text}. {remedy}".format(**facts).rstrip()
 
     def __str__(self) -> str:
         return f"{self.level:9} {f'{self.environment}: ' if self.environment else ''}{self.text}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from tokenizers import Tokenizer
 
 from ..credit.graph import StateGraph
+from ..credit.state_keys import PARTS, part_of_key
 from ..environments.causes import describe_failure, where_raised
 from ..environments.episode_limits import LIMITS
 from ..environments.pool.pool import EnvironmentFailure
@@ -73,15 +75,17 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     return [found.found(kind=kind, visits=visits, alone=alone)] if is_known else []
 
 
-def recurrence_by_key(played: Played) -> list[Finding]:
-    """Return a finding about how often an agent's states recur under the key in use, and under others."""
+def recurrence_by_key(played: Played, key: Callable[[Step], str] | None) -> list[Finding]:
+    """Return a finding about how often an agent's states recur by the key in use, `None`: its own, and by others."""
     groups = [group for group in played.groups if len(group) > 1]
     if not any(len(trajectory.steps) > 1 for group in groups for trajectory in group):
         return []
-    used, (news, normalised) = shared_share(groups), (shared_share(groups, key) for key in NEWS_KEYS.values())
     has_files = all(is_workspace_key(step.key) for step in played.steps)
-    fits = has_files or max(news, normalised) <= used + MANY
-    return [Kind.KEYS.judged(fits, used=used, news=news, normalised=normalised)]
+    keys = {part: partial(part_of_key, part=part) for part in PARTS} if has_files else NEWS_KEYS
+    shares = {name: shared_share(groups, other) for name, other in keys.items()}
+    used, enough = shared_share(groups, key or (lambda step: step.key)), max(shares.values()) - MANY
+    best = next(name for name, share in shares.items() if share >= enough)
+    return [(Kind.PARTS if has_files else Kind.KEYS).judged(used >= enough, used=used, others=shares, best=best)]
 
 
 def outcomes(played: Played, turns: int, who: str) -> Finding:
@@ -148,11 +152,7 @@ def expert_finding(played: Played, turns: int) -> Finding:
 
 
 def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions: bool = False) -> list[Finding]:
-    """Return a warning about words of listed actions and called tools that a model's tokenizer splits.
-
-    Empty for a model that is not in a folder, or has a large vocabulary. `with_actions`: also the words of the actions
-    that were played, e.g. by an expert.
-    """
+    """Return a warning about words of listed actions, tools and, `with_actions`, played ones, that a model spells."""
     file = Path(model or "", "tokenizer.json")
     tokenizer = Tokenizer.from_file(str(file)) if model is not None and file.is_file() else None
     if tokenizer is None or tokenizer.get_vocab_size() > SMALL_VOCABULARY:

@@ -38,8 +38,7 @@ class Credit:
     ):
         self.estimator, self.gamma, self.num_generations = estimator, gamma, num_generations
         self.value_lambda, self.gather = value_lambda, gather
-        function, similar = (state_key, None) if callable(state_key) else (None, state_key)
-        self.state_key, self.similarity = make_state_key(function, state_key_ignores), similarity_threshold(similar)
+        self.state_key, self.similarity = make_state_key(state_key, state_key_ignores), similarity_threshold(state_key)
 
     @classmethod
     def of(

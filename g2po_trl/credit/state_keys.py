@@ -4,10 +4,10 @@ The default key of a step is the environment's (`Observation.state_key`; for an 
 makes it), or else the text of the observation (`Step.key`). `state_key` replaces it or merges more states:
 
 - a function `Step -> str`, given to the trainer, replaces it;
-- `"similar"` and `"similar:0.8"`, in the configuration, merge keys of a group that share most of their word pairs
-  (`merge_similar`).
+- `"workspace"`, `"files"` and `"messages"` keep parts of the key of an agent with a workspace (`part_of_key`);
+- `"similar"` and `"similar:0.8"` merge keys of a group that share most of their word pairs (`merge_similar`).
 
-Either is applied with `state_key_ignores`: `NormalisedKey` ignores numbers or letter case.
+Each is applied with `state_key_ignores`: `NormalisedKey` ignores numbers or letter case.
 
 Merging states of different values costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the
 drawer 1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
@@ -15,9 +15,11 @@ drawer 1 is closed" are nearly the same text. Watch `graph/value_std_within_node
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 from ..trajectory import Step, Trajectory
@@ -25,12 +27,14 @@ from ..utils.extras import install_command
 from ..utils.options import require
 
 IGNORABLE = ("numbers", "case")
+PARTS = ("workspace", "files", "messages")
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"\w+|[^\w\s]")
 # What must be equal: system message and tools in the key of a chat request, and the hashes of images.
 _EXACT = re.compile(r'\{"asked": "[a-p]{16}"\}|^[0-9a-f]{32}$', re.MULTILINE)
 _PERMUTATIONS = 128
+_EXIT_CODE = re.compile(r"(?:exit(?:ed with)?[ _-]?(?:code|status)|returncode)[^\w-]{1,3}(-?\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,20 @@ class NormalisedKey:
         return "\n".join(" ".join(line.split()) for line in text.splitlines())
 
 
-def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:
-    """Return the user's function with the normaliser applied to it; `None` if keys are not changed.
+def part_of_key(step: Step, part: str) -> str:
+    """Return a part of a `workspace_key` and who is asked; `workspace` is its files and the last exit code, if any."""
+    is_whole = step.key.startswith('{"files": ')
+    require(is_whole, "state_key", part, "it is for agents with a workspace; leave it out")
+    key = json.loads(step.key)
+    news = key.pop("news")
+    changes = {"workspace": {"exit": _EXIT_CODE.findall(news)[-1:]}, "messages": {"files": news}}
+    return json.dumps(key | changes.get(part, {}))
 
-    Raises `G2POError` for a detail that is not one of `IGNORABLE`.
-    """
+
+def make_state_key(state_key: Callable[[Step], str] | str | None, ignores: Iterable[str] | None) -> Callable | None:
+    """Return the function of a `state_key`, normalised; `None` if it has none. Each detail is one of `IGNORABLE`."""
+    named = partial(part_of_key, part=state_key) if state_key in PARTS else None
+    state_key = state_key if callable(state_key) else named
     if not ignores:
         return state_key
     ignores = [ignores] if isinstance(ignores, str) else list(ignores)
@@ -63,16 +76,16 @@ def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[st
     return NormalisedKey(**{name: name in ignores for name in IGNORABLE}, key=state_key)
 
 
-def similarity_threshold(state_key: str | None) -> float | None:
+def similarity_threshold(state_key: Callable[[Step], str] | str | None) -> float | None:
     """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`."""
-    if state_key is None:
+    if state_key in (None, *PARTS) or callable(state_key):
         return None
     kind, colon, number = str(state_key).partition(":")
     try:
         threshold = float(number) if colon else 0.9
     except ValueError:
         threshold = 0.0
-    remedy = "write similar:0.9, or another share of word pairs; a function goes to G2POTrainer(state_key=…)"
+    remedy = f"write similar:0.9 or {', '.join(PARTS)}; a function goes to G2POTrainer(state_key=…)"
     require(kind == "similar" and 0 < threshold < 1, "state_key", state_key, remedy)
     require(find_spec("datasketch") is not None, "state_key", state_key, install_command("similarity"))
     return threshold

@@ -83,9 +83,8 @@ def test_a_completion(session):
     respond(session, says("hi", finish_reason="length"))
     status, body = again.result()
     assert (status, body["id"], body["usage"]["total_tokens"]) == (200, "chatcmpl-2", 9)
-    assert body["choices"] == [
-        {**choice, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}
-    ]
+    message = {"role": "assistant", "content": "hi"}
+    assert body["choices"] == [{**choice, "message": message, "finish_reason": "length"}]
 
 
 def read(**fields):

@@ -189,11 +189,7 @@ def test_generate_content_by_google():
     assert tools_of(first) == [("add", "Add.", NUMBER), ("again", "", NUMBER)]
     assert (first.stop, first.max_tokens) == (("END",), 50)
     assert end.info["ignored_fields"] == ["contents.thought", "temperature", "thinkingConfig", "tools.googleSearch"]
-    assert end.info["calls"] == [
-        ("call_1", "add", {"a": 1}),
-        ("call_2", "again", {"a": 2}),
-        ("call_3", "add", {"a": 3}),
-    ]
+    assert end.info["calls"] == [(f"call_{n}", name, {"a": n}) for n, name in enumerate(("add", "again", "add"), 1)]
     assert (end.info["ends"], end.info["texts"]) == (["STOP", "MAX_TOKENS", "STOP", "STOP"], ["3", "Again."])
     assert end.info["parsed"] == {"sum": 3} and end.info["refused_requests"] == 1
 
@@ -279,7 +275,15 @@ SAID = {"role": "user", "content": "a"}
 REQUESTS = {"chat/completions": {"messages": [SAID]}, "responses": {"input": "a"}, "messages": {"messages": [SAID]}}
 REQUESTS |= {GOOGLE: {"contents": [{"parts": [{"text": "a"}]}]}}
 NO_PARTS = (3, {}, {"text": 3}, {"functionCall": 3}, {"fileData": {}}, {"functionResponse": {"parts": [{}]}})
-UNNAMED_FORM = {"type": "json_schema"}
+FORM = {"type": "json_schema", "schema": {}}
+UNNAMED = {"type": "json_schema"}
+TEXTS = {"n": 2, "logprobs": True, "modalities": ["text", "audio"], "functions": [{}], "stop": 1, "max_tokens": "5"}
+ALONE = {  # values that are refused, by field
+    "chat/completions": TEXTS | {"response_format": UNNAMED},
+    "responses": {"prompt": {"id": "p"}, "background": True, "top_logprobs": 2, "text": {"format": UNNAMED}},
+    "messages": {"thread": "new", "compaction": {"type": "x"}},
+    GOOGLE: {"cachedContent": "a", "generationConfig": 3, "responseMimeType": "text/x.enum"},
+}
 
 
 @pytest.mark.parametrize(
@@ -287,34 +291,15 @@ UNNAMED_FORM = {"type": "json_schema"}
     [
         ("chat/completions", "messages", [None, with_part({"type": {}})]),
         ("chat/completions", "tools", [{}, [{"type": "web_search"}]]),
-        ("chat/completions", "n", [2]),
-        ("chat/completions", "logprobs", [True]),
-        ("chat/completions", "modalities", [["text", "audio"]]),
-        ("chat/completions", "functions", [[{}]]),
-        ("chat/completions", "stop", [1]),
-        ("chat/completions", "max_tokens", ["5"]),
-        ("chat/completions", "response_format", [UNNAMED_FORM]),
         ("responses", "input", [None, [{"type": "computer_call"}], ["a"], [{"type": "function_call"}]]),
         ("responses", "input", [with_part({"type": "text", "text": None}), *NO_IMAGES["responses"]]),
         ("responses", "tools", [3, [{"type": "function"}], [{"type": 5, "name": "a"}]]),
-        ("responses", "prompt", [{"id": "p"}]),
-        ("responses", "background", [True]),
-        ("responses", "top_logprobs", [2]),
-        ("responses", "text", [{"format": UNNAMED_FORM}]),
         ("messages", "messages", [None, [], ["a"], with_part({"type": "text"}), *NO_IMAGES["messages"]]),
         ("messages", "tools", [[{}]]),
-        ("messages", "thread", ["new"]),
-        ("messages", "compaction", [{"type": "x"}]),
         (GOOGLE, "contents", [None, [], ["a"], [{"parts": None}], [{"role": "robot", "parts": [{"text": "a"}]}]]),
         (GOOGLE, "contents", [[{"parts": [part]}] for part in NO_PARTS]),
-        (
-            GOOGLE,
-            "tools",
-            [3, [{"functionDeclarations": [{}]}], [{"functionDeclarations": [1]}], [{"functionDeclarations": 1}]],
-        ),
-        (GOOGLE, "cachedContent", ["a"]),
-        (GOOGLE, "generationConfig", [3]),
-        (GOOGLE, "responseMimeType", ["text/x.enum"]),
+        (GOOGLE, "tools", [3, *([{"functionDeclarations": one}] for one in ([{}], [1], 1))]),
+        *((route, field, [value]) for route, fields in ALONE.items() for field, value in fields.items()),
     ],
 )
 def test_what_cannot_be_answered_is_refused(route, field, values):
@@ -324,7 +309,6 @@ def test_what_cannot_be_answered_is_refused(route, field, values):
         assert raised.value.parameter == field and raised.value.status == 400
 
 
-FORM = {"type": "json_schema", "schema": {}}
 GOOGLE_TOOL = {"function_declarations": [{"name": "add"}]}
 MADE = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]}
 FAILED = with_part({"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True})

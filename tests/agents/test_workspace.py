@@ -255,6 +255,7 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
         (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
         (lambda source: (source / ".venv").symlink_to(".."), {}, "workspace"),
         (lambda source: (source / "a.pyc").symlink_to(source / "add.py"), {}, "workspace"),
+        (lambda source: (source / "b.pyc").symlink_to("/no/where"), {}, "workspace"),
         (lambda source: (source / "logs").symlink_to(".."), {"ignore": ["logs"]}, "workspace"),
         (shutil.rmtree, {}, "workspace"),
         (lambda source: None, {"restore": ["test"]}, "restore"),

@@ -15,7 +15,8 @@ from g2po_trl.environments.loading import resolve_agent_name
 from g2po_trl.environments.setup import agent_factory
 
 ASKS = """
-import json, os, time, urllib.request
+import json, os, pathlib, tempfile, time, urllib.request
+from g2po_trl.agents.workspace import Workspace
 
 def ask(client, text, **more):
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
@@ -56,7 +57,7 @@ FINDINGS = r"""
 error FAILED: returned 1.0
 return 1.0
 
-warning RAISED_IN_AGENT: agent.py, line 12
+warning RAISED_IN_AGENT: agent.py, line 13
 return int(ask(client, 'a')) + int(ask(client, 'b'))
 
 warning TOO_MANY_CALLS
@@ -67,9 +68,15 @@ error NOT_REPLAYED: at step 1
 ask(client, str(os.getpid()))
 return ask(client, 'b') == 'yes'
 
-warning KEYS: 0.5 0.5 1.0
+warning KEYS: paths': 1.0
 ask(client, 'a')
 return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
+
+warning PARTS: workspace': 1.0, 'files': 1.0, 'messages': 0.5} workspace
+with tempfile.TemporaryDirectory() as name:
+    client.works_on(Workspace(pathlib.Path(), pathlib.Path(name, 'copy')))
+    ask(client, 'a')
+    return ask(client, f'b {time.time_ns()}') == 'yes'
 """
 
 

@@ -54,6 +54,7 @@ REFUSALS = [
     *((partial(step_advantages, *arguments), field) for arguments, field in LISTS),
     *((partial(spread_over_tokens, *of), "mask") for of in (([1.0], [1, 0, 1]), ([1.0, 2.0], [0, 1, 1]))),
     *((partial(similarity_threshold, key), "state_key") for key in KEYS),
+    (partial(make_state_key("files", None), ONE.steps[0]), "state_key"),
     (partial(make_state_key, None, ["case", "number"]), "state_key_ignores"),
     (partial(assign_keys, [ONE], lambda step: 7), "state_key"),
     *((partial(check_advantages, np.array(of), 2), "advantage_fn") for of in ([1.0], [1.0, np.nan])),

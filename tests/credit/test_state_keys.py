@@ -18,7 +18,7 @@ from g2po_trl.credit.state_keys import (
     similarity_threshold,
     word_pairs,
 )
-from g2po_trl.prompts.state_keys import normalised_key, request_key
+from g2po_trl.prompts.state_keys import normalised_key, request_key, workspace_key
 from g2po_trl.runs.run_json import read_run
 
 
@@ -137,6 +137,22 @@ def test_a_normalised_key_of_a_request():
     assert len({request_key(request, tools) for request in requests}) == 2
     plain = [{"role": "user", "content": "Go."}]
     assert normalised_key(plain) == request_key(plain)
+
+
+@pytest.mark.parametrize(("part", "first"), [("files", "aaaaaa"), ("workspace", "aaccee"), ("messages", "abcdef")])
+def test_parts_of_the_key_of_an_agent_with_a_workspace(part, first):
+    """Which of six results of a command are one state, each by the first that it equals, in equal files."""
+    said = ["exited with code 0:\nok", "<returncode>0<", "exit code 0, Exit Code: 1", '"exit_code": 1', "", "1"]
+
+    def keys_of(files, system):
+        asked = ([{"role": "system", "content": system}, {"role": "tool", "content": text}] for text in said)
+        steps = [Step("", "", state_key=workspace_key(files, messages, None, "/w")) for messages in asked]
+        Credit(None, 1.0, 1, state_key=part).records([Trajectory("t", steps, 0.0, "failure")], [0])
+        return [step.key for step in steps]
+
+    keys = keys_of("f", "s")
+    assert ["abcdef"[keys.index(key)] for key in keys] == list(first) and not set(keys) & set(keys_of("f", "t"))
+    assert (keys_of("g", "s") == keys) is (part == "messages")
 
 
 def test_keys_with_other_images_are_never_similar():

@@ -51,7 +51,7 @@ BUDGETS = {
     "prompts": 1650,
     "environments": 1350,
     "environments/pool": 1270,
-    "agents": 1936,
+    "agents": 1900,
     "engines": 1450,
     "rollout": 1220,
     "credit": 1700,

@@ -18,8 +18,7 @@ _REFUSED = {
     "top_logprobs": (0, "log-probabilities are not returned: leave it out"),
     "modalities": (["text"], "only text is generated: leave it out"),
     "audio": (None, "only text is generated: leave it out"),
-    "functions": (None, "give the functions as tools"),
-    "function_call": (None, "give the functions as tools"),
+    **dict.fromkeys(("functions", "function_call"), (None, "give the functions as tools")),
 }
 KEY_HEADER = ("authorization", "Bearer ")
 VARIABLES = {"OPENAI_MODEL": "model", "OPENAI_API_KEY": "api_key"}
@@ -72,14 +71,10 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     ]
     message = {"role": "assistant", "content": response.content or (None if calls else "")}
     message |= {"tool_calls": calls} if calls else {}
-    return {
-        "id": f"chatcmpl-{completion.number}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": MODEL,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish_reason}],
-        "usage": completion.usage("prompt_tokens", "completion_tokens", "total_tokens"),
-    }
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish_reason}
+    about = {"id": f"chatcmpl-{completion.number}", "object": "chat.completion", "created": 0, "model": MODEL}
+    usage = completion.usage("prompt_tokens", "completion_tokens", "total_tokens")
+    return {**about, "choices": [choice], "usage": usage}
 
 
 ROUTES = {"POST /v1/chat/completions": parse}

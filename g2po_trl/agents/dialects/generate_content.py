@@ -139,12 +139,10 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     for id_, name, arguments, _ in completion.calls():
         parts.append({"functionCall": {"id": id_, "name": name, "args": arguments}})
     end = "MAX_TOKENS" if response.finish_reason == "length" else "STOP"
-    return {
-        "candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": end, "index": 0}],
-        "usageMetadata": completion.usage("promptTokenCount", "candidatesTokenCount", "totalTokenCount"),
-        "modelVersion": MODEL,
-        "responseId": f"resp_{completion.number}",
-    }
+    about = {"modelVersion": MODEL, "responseId": f"resp_{completion.number}"}
+    candidates = [{"content": {"role": "model", "parts": parts}, "finishReason": end, "index": 0}]
+    usage = completion.usage("promptTokenCount", "candidatesTokenCount", "totalTokenCount")
+    return {"candidates": candidates, "usageMetadata": usage, **about}
 
 
 _OF_MODEL = "POST /v1*/models/*"

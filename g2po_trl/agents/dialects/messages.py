@@ -120,16 +120,9 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
         content.append({"type": "text", "text": response.content})
     for id_, name, arguments, _ in completion.calls():
         content.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
-    return {
-        "id": f"msg_{completion.number}",
-        "type": "message",
-        "role": "assistant",
-        "model": MODEL,
-        "content": content,
-        "stop_reason": _STOP_REASONS.get(response.finish_reason, "end_turn"),
-        "stop_sequence": None,
-        "usage": completion.usage("input_tokens", "output_tokens") | _UNCACHED,
-    }
+    about = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "model": MODEL}
+    end = {"stop_reason": _STOP_REASONS.get(response.finish_reason, "end_turn"), "stop_sequence": None}
+    return {**about, "content": content, **end, "usage": completion.usage("input_tokens", "output_tokens") | _UNCACHED}
 
 
 ROUTES = {

@@ -27,7 +27,6 @@ _NEUTRAL = {
     "truncation": ("disabled",),
 }
 _NO_TOOLS = ("none", {"type": "none"}, {"functionCallingConfig": {"mode": "NONE"}})
-_CHARACTERS_PER_TOKEN = 4  # roughly: a worker has no tokenizer
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
@@ -96,8 +95,8 @@ class AgentRequest:
 
     @property
     def rough_tokens(self) -> int:
-        """Return a rough number of its tokens, by characters."""
-        return len(f"{self.chat.messages}{self.chat.tools or ''}") // _CHARACTERS_PER_TOKEN
+        """Return a rough number of its tokens, four characters each: a worker has no tokenizer."""
+        return len(f"{self.chat.messages}{self.chat.tools or ''}") // 4
 
     @classmethod
     def of(
@@ -126,8 +125,7 @@ class AgentRequest:
                 messages = [*own, *before, completion.response.message(), *new]
                 asked = replace(self.asked, messages=messages, tools=kept.asked.tools)
                 return replace(self, asked=asked, schema=self.schema or kept.schema)
-        message = f"{show(self.after)} is not a response of this episode: send the messages"
-        raise RefusedRequestError(message, code="not_found")
+        raise RefusedRequestError(f"{show(self.after)} is not of this episode: send the messages", code="not_found")
 
 
 @dataclass(frozen=True)

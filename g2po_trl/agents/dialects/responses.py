@@ -151,14 +151,11 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
         if item["type"] == "custom_tool_call":
             text = arguments["input"] if isinstance(arguments.get("input"), str) else text
         output.append({**item, _CALLS[item["type"]]: text})
-    cut = response.finish_reason == "length"
-    return _ALWAYS | {
-        "id": f"resp_{completion.number}",
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": output,
-        "usage": completion.usage("input_tokens", "output_tokens", "total_tokens") | _DETAILS,
-    }
+    ended = {"status": "completed", "incomplete_details": None}
+    if response.finish_reason == "length":
+        ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    usage = completion.usage("input_tokens", "output_tokens", "total_tokens") | _DETAILS
+    return _ALWAYS | {"id": f"resp_{completion.number}", **ended, "output": output, "usage": usage}
 
 
 ROUTES = {"POST /v1/responses": parse}

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         episodes=options.episodes or (4 if model else 8),
         episode_limits=limits,
         limits=PoolLimits.of(options),
-        state_key_ignores=config.get("state_key_ignores"),
+        **{name: config.get(name) for name in ("state_key", "state_key_ignores")},
         texts=options.response or TEXTS,
         model=None if options.base_url else model or config.get("model_name_or_path"),
     )
