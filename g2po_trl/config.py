@@ -116,8 +116,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     state_key: str | None = _advantage(
         "Which steps of a group are in the same state. `None`: those with equal `Observation.state_key`, or else "
         'equal observations. `"similar:0.9"`: those whose keys share 90 % of their word bigrams; needs the extra '
-        '`similarity`. `"workspace"`, `"files"` or `"messages"`: those of an agent with a workspace whose files and '
-        "last exit code, files, or new messages are equal. A function `Step -> str` goes to the trainer instead.",
+        '`similarity`. `"workspace"` (files and last exit code), `"files"`, `"messages"`: those with an equal part of '
+        "the key of an agent with a workspace.",
         None,
         of_graph=True,
     )
