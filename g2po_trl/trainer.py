@@ -36,6 +36,7 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.assignment import Credit, advantages_of_rank, groups_of
 from .credit.graph import StateGraph
+from .credit.state_keys import PARTS
 from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
@@ -297,6 +298,8 @@ class G2POTrainer(GRPOTrainer):
         actor = self.player.actor
         for first in starts:
             actor.choose_template(first)
+            if self.args.state_key in PARTS:  # of a key that not every environment has
+                self.credit.state_key(Step(first.text, "", state_key=first.state_key))
         seen = next((first for first in starts if first.images), None)
         if seen is not None:
             self.update.layout.notice_images()

@@ -189,7 +189,7 @@ WRONG = [  # arguments, and the field that is refused
     ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
     ({"dataset": Dataset.from_list([{"seed": 1}])}, "train_dataset"),
     ({"reward_weights": [2.0]}, "reward_weights"),
-    ({"key_function": "similar"}, "state_key"),
+    *(({name: key}, "state_key") for name, key in (("key_function", "similar"), ("state_key", "files"))),
     ({**FIXED, "advantage_estimator": "grpo"}, "advantage_estimator"),
 ]
 
