@@ -10,15 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import (
-    check,
-    check_estimator,
-    check_inherited,
-    inherited,
-    inherited_help,
-    logs_tables,
-    set_best_metric,
-)
+from .config_validation import check, check_estimator, check_inherited, inherited, inherited_help, logs_tables
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
@@ -31,7 +23,7 @@ from .update.tree import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
 from .utils.options import choices_help, kwargs_help, option
-from .utils.trl_compat import ignore_deprecations, without_trls_intervals
+from .utils.trl_compat import without_trls_intervals
 
 _ITERATIONS_PER_CHECKPOINT = 10
 _prompt = partial(option, group="Prompts and completions")
@@ -42,7 +34,6 @@ _evaluation = partial(option, group="Evaluation", resumable=True, read_again=Tru
 _errors = partial(option, group="Environment workers and errors", resumable=True)
 _run = partial(option, group="Logs, checkpoints and stopping", resumable=True)
 _interval = partial(_run, default=None, within="(0, inf)", read_again=True)
-ignore_deprecations()
 
 
 @dataclass
@@ -243,18 +234,12 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.
         self.num_generations_eval = 1 if self.num_generations_eval is None else self.num_generations_eval
         check_inherited(self)
-        set_best_metric(self)
         try:
             with without_trls_intervals(self):
                 super().__post_init__()
         except ValueError as error:  # of TRL and transformers
             raise error if isinstance(error, G2POError) else G2POError(str(error)) from error
-        self._complete()
-        self._check_estimator()
-        check(self)
-
-    def _complete(self) -> None:
-        """Set the fields whose `None` means that they follow others."""
+        # Fields whose `None` means that they follow others.
         steps, by_steps = self.optimizer_steps_per_iteration, self.eval_strategy == "steps"
         if self.logging_steps is None:
             self.logging_steps = steps
@@ -267,6 +252,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
             self.log_trajectories_every = 10 if logs_tables(self) else 0
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
+        self._check_estimator()
+        check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data for files and loggers; values that look like secrets are masked."""
@@ -281,11 +268,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         return [one.name for one in fields(cls) if one.metadata.get(key, known.get(one.name)) == value]
 
     def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
-        """Return how completions are sampled in evaluations.
-
-        Args:
-            temperature: the sampling temperature. `None`: `eval_temperature`.
-        """
+        """Return how completions are sampled in evaluations, by default at `eval_temperature`."""
         of_evaluations = {one.name: getattr(self, f"eval_{one.name}", None) for one in fields(Sampling)}
         changes = {name: value for name, value in of_evaluations.items() if value is not None}
         return Sampling.of(self, **changes | ({} if temperature is None else {"temperature": temperature}))

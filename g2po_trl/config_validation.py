@@ -144,7 +144,7 @@ def inherited_help() -> dict[str, str]:
 
 
 def check_inherited(args: GRPOConfig) -> None:
-    """Check single inherited fields as they are given, before the parents derive values from them."""
+    """Check single inherited fields as they are given, and set some, before the parents derive values from them."""
     hints = hints_of(GRPOConfig)
     for name in inherited("mapping"):
         setattr(args, name, as_mapping(name, getattr(args, name)))
@@ -161,10 +161,7 @@ def check_inherited(args: GRPOConfig) -> None:
     useless = [f"{name} has no effect: {why}" for name, why in inherited("no_effect").items() if name in changed]
     for sentence in (*useless, *without_effect(changed, vars(args), inherited("needs"))):
         warnings.warn(f"{sentence}.", stacklevel=4)
-
-
-def set_best_metric(args: GRPOConfig) -> None:
-    """Set the metric that compares evaluations: transformers' default is a loss, and evaluations report none."""
+    # The metric that compares evaluations: transformers' default is a loss, and evaluations report none.
     if args.load_best_model_at_end or option_text(args.save_strategy) == "best":
         args.metric_for_best_model = args.metric_for_best_model or "success_rate"
     if args.metric_for_best_model and args.greater_is_better is None:
@@ -222,19 +219,11 @@ def _is_one(name: str) -> Callable[[GRPOConfig], bool]:
 
 
 def _is_best_saved(args: GRPOConfig) -> bool:
-    same = _strategies(args) in ({"steps"}, {"epoch"})
-    return not args.load_best_model_at_end or args.save_strategy == "best" or same
-
-
-def _strategies(args: GRPOConfig) -> set[str]:
-    return {option_text(args.eval_strategy), option_text(args.save_strategy)}
-
-
-def _divides(args: GRPOConfig) -> bool:
-    """Return whether every evaluation has a checkpoint; parts of a run may be fractions."""
-    if not args.load_best_model_at_end or _strategies(args) != {"steps"}:
+    """Return whether every evaluation has a checkpoint, if the best one is loaded; parts of a run may be fractions."""
+    evaluates, saves = option_text(args.eval_strategy), option_text(args.save_strategy)
+    if not args.load_best_model_at_end or saves == "best" or evaluates == saves == "epoch":
         return True
-    times = args.eval_steps / args.save_steps
+    times = args.eval_steps / args.save_steps if evaluates == saves == "steps" else 0.0
     return round(times) > 0 and math.isclose(times, round(times))
 
 
@@ -285,11 +274,10 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
         lambda a: not a.vllm_structured_outputs_regex or "structured_outputs" not in (a.generation_kwargs or ()),
         "generation_kwargs has structured_outputs as well; choose one of them",
     ),
+    ("save_strategy", lambda a: a.save_strategy != "best" or a.eval_strategy != "no", "set eval_strategy to 'steps'"),
     (
-        "save_strategy",
-        lambda a: a.save_strategy != "best" or a.eval_strategy != "no",
-        "it needs evaluations; set eval_strategy to 'steps'",
+        "load_best_model_at_end",
+        _is_best_saved,
+        "set eval_strategy and save_strategy to 'steps', and save_steps to a divisor of eval_steps",
     ),
-    ("load_best_model_at_end", _is_best_saved, "set eval_strategy and save_strategy to 'steps'"),
-    ("save_steps", _divides, "every evaluation needs a checkpoint; set it to a divisor of eval_steps"),
 )

@@ -57,17 +57,9 @@ from .rollout.episode import Episode
 from .rollout.failing_tasks import TaskErrors
 from .rollout.player import Player
 from .rollout.stats import RolloutStats
-from .rollout.strategy import STRATEGIES, Rollout, RolloutContext, RolloutStrategy
+from .rollout.strategy import STRATEGIES, Rollout, RolloutContext
 from .rollout.task_sampler import TaskSampler
-from .runs import hub
-from .runs.callbacks import (
-    ClosingVerdict,
-    CollapseStoppingCallback,
-    IterationProgressCallback,
-    LogFile,
-    OwnSchedule,
-    rollout_bar,
-)
+from .runs import callbacks, hub
 from .runs.checkpoint import AtomicCheckpoint, RunState, WeightCheck, load_weights
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
@@ -82,7 +74,6 @@ from .trainer_validation import (
     check_errors,
     check_not_imported,
     check_trainer,
-    warn_of_different_starts,
     warn_of_ignored_fields,
 )
 from .trajectory import Step, Trajectory, note_advantages
@@ -96,14 +87,7 @@ from .utils.forward_pass import context_length, keep_outputs_exact, precision_of
 from .utils.json import atomic_write
 from .utils.options import require
 from .utils.ranks import any_rank, on_main
-from .utils.trl_compat import (
-    gather_params_of,
-    is_any_model_prepared,
-    is_sharded,
-    reference_copied_from,
-    train_metrics_of,
-    trained_model_for_generation,
-)
+from .utils.trl_compat import gather_params_of, is_sharded, reference_copied_from, trained_model_for_generation
 
 
 def _no_reward_function(**kwargs):
@@ -149,8 +133,6 @@ class G2POTrainer(GRPOTrainer):
 
     _tag_names: ClassVar[list[str]] = ["trl", "g2po"]
     _name = "G2PO"
-    hub_model_id: str | None = None  # read before transformers' constructor sets them
-    push_in_progress = None
 
     def __init__(
         self,
@@ -218,20 +200,24 @@ class G2POTrainer(GRPOTrainer):
         self.update = self.make_update()
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
-        self.verdict = ClosingVerdict(self.tally, self.estimator_name, self.task_errors)
+        self.verdict = callbacks.ClosingVerdict(self.tally, self.estimator_name, self.task_errors)
         template, accelerator = setup.prompt_template, self.accelerator
         longest = {"history": setup.history, "context_length": context_length(self.model.config)}
         actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, **longest)
         on_any = partial(any_rank, accelerator)
         self.player = Player.of(args, setup.factory, actor, excluded=self.task_errors, any_running=on_any)
-        self.strategy = self._make_strategy()
+        bar = partial(self._bar, "rollout")
+        context = RolloutContext(
+            self.player, args.num_generations, self.train_dataset, args.seed, self.sampling, gather_object, bar
+        )
+        self.strategy = STRATEGIES[args.rollout_strategy].load()(context, **args.rollout_strategy_kwargs or {})
         sample = sample_conversation(actor.encode, template.messages("observation", "task"))
         self.start_check = StartCheck(self.update, sample, not args.reshaping)
         self._read_starts(check_start(self.player.pool, setup.first_tasks))
         rank, num_ranks = accelerator.process_index, accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.panels = PanelEvaluation(args, self.play, self._policy_in_engine, self.folder, accelerator)
-        self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))
+        self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
         self.weight_check = WeightCheck(
             lambda: accelerator.unwrap_model(self.model), gather_params_of(self), accelerator.device
         )
@@ -255,8 +241,8 @@ class G2POTrainer(GRPOTrainer):
         """Whether FSDP or DeepSpeed divides weights, gradients or the optimizer's state among ranks."""
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
-    def make_engine(self, name: str | None = None, **options: Any) -> Engine:
-        """Return the configured engine, or another one of `ENGINES` with its options."""
+    def make_engine(self) -> Engine:
+        """Return the configured engine."""
         parts = EngineParts(
             self.args,
             get_tokenizer(self.processing_class),
@@ -269,9 +255,7 @@ class G2POTrainer(GRPOTrainer):
             vllm=getattr(self, "vllm_generation", None),
             image_inputs=self.update.layout.image_inputs,
         )
-        if name is None:
-            name, options = self.args.engine, self.args.engine_kwargs or {}
-        return ENGINES[name].load().of_trainer(parts, **options)
+        return ENGINES[self.args.engine].load().of_trainer(parts, **self.args.engine_kwargs or {})
 
     def make_update(self) -> Update:
         """Return the configured update of the model."""
@@ -285,13 +269,6 @@ class G2POTrainer(GRPOTrainer):
             reference,
             ImageInputs.of(self.processing_class, self.model),
         )
-
-    def _make_strategy(self) -> RolloutStrategy:
-        args, bar = self.args, partial(self._bar, "rollout")
-        context = RolloutContext(
-            self.player, args.num_generations, self.train_dataset, args.seed, self.sampling, gather_object, bar
-        )
-        return STRATEGIES[args.rollout_strategy].load()(context, **args.rollout_strategy_kwargs or {})
 
     def _read_starts(self, starts: Sequence[Observation]) -> None:
         """Choose chat templates by the first observations of tasks; of images, check one with model and engine."""
@@ -326,15 +303,11 @@ class G2POTrainer(GRPOTrainer):
             print(self.player.pool.describe(episodes), flush=True)
         for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
             self.remove_callback(theirs)
-        self.add_callback(self.weight_check)
-        self.add_callback(self.start_check)
-        self.add_callback(self.verdict)
-        if not args.disable_tqdm:
-            self.add_callback(IterationProgressCallback(args.optimizer_steps_per_iteration))
-        self.add_callback(CollapseStoppingCallback(args.min_valid_action_ratio))
-        self.add_callback(self.sample_table)
-        self.add_callback(LogFile(self.folder))
-        self.add_callback(OwnSchedule())
+        progress = callbacks.IterationProgressCallback(args.optimizer_steps_per_iteration)
+        own = [self.weight_check, self.start_check, self.verdict, *[progress] * (not args.disable_tqdm)]
+        own += [callbacks.CollapseStoppingCallback(args.min_valid_action_ratio), self.sample_table]
+        for callback in (*own, callbacks.LogFile(self.folder), callbacks.OwnSchedule()):
+            self.add_callback(callback)
 
     def describe(self) -> dict[str, Any]:
         """Return the run's description, see `describe_run`."""
@@ -393,15 +366,13 @@ class G2POTrainer(GRPOTrainer):
             return self.player.play(tasks, sampling or self.sampling, groups, seeds, bar)
 
     def _bar(self, description: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        return rollout_bar(description, self.player.max_turns, self.accelerator.is_main_process)
+        return callbacks.rollout_bar(description, self.player.max_turns, self.accelerator.is_main_process)
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Return a context in which the engine has the current weights, sent once for several `play` calls."""
-        if self.is_partitioned and not is_any_model_prepared(self.accelerator):
-            raise RuntimeError(
-                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
-                "calling `evaluate` first"
-            )
+        is_ready = self.state.max_steps > 0 or not self.is_partitioned
+        remedy = "a sharded model cannot play before `train`, in which this option evaluates: set it to True"
+        require(is_ready, "eval_on_start", self.args.eval_on_start, remedy)
         return self.player.rollout()
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
@@ -421,7 +392,6 @@ class G2POTrainer(GRPOTrainer):
         check_errors(records + replaced, rollout.errors, self.args.max_error_rate)
         if self.accelerator.is_main_process:
             warn_of_ignored_fields(trajectories)
-            warn_of_different_starts(groups_of(records, self.args.num_generations))
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         local_advantages = advantages_of_rank(advantages, records, first_row, len(trajectories))

@@ -125,12 +125,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             "an episode whose prompt leaves no room for the longest completion ends as a failure (context overflow)"
         )
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    check_schedule(args, plugin.deepspeed_config if plugin else {})
-
-
-def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
-    """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts."""
-    of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
+    of_engine = [name for name in ("optimizer", "scheduler") if plugin and name in plugin.deepspeed_config]
     constant = option_text(args.lr_scheduler_type) == "constant" and "scheduler" not in of_engine
     remedy = f"DeepSpeed's {' and '.join(of_engine)} would count mini-batches. Remove it, or set mini_batch_size=None"
     fits = args.mini_batch_size is None or not of_engine or constant
@@ -157,13 +152,4 @@ def warn_of_ignored_fields(trajectories: Iterable[Trajectory]) -> None:
         logger.warning_once(
             f"The agent sets {', '.join(sorted(ignored))} in its requests. Training decides how completions are "
             "sampled, so this has no effect: set temperature, top_p and the like in the trainer's configuration."
-        )
-
-
-def warn_of_different_starts(groups: Iterable[Sequence[TrajectoryRecord]]) -> None:
-    """Log, once, that episodes of a group began in different states: they are compared with each other."""
-    if any(len({record.keys[0] for record in group if record.keys}) > 1 for group in groups):
-        logger.warning_once(
-            "Episodes of the same task began in different states, but they are compared with each other. Let reset "
-            "depend on its arguments alone, e.g. give rows a seed and use random.Random(seed)."
         )

@@ -122,7 +122,10 @@ class Step:
         """
         if not self.admissible_actions:
             return None
-        return self.valid and is_listed(self.action, self.admissible_actions)
+        if not self.valid or self.action in self.admissible_actions:
+            return self.valid
+        patterns = (".+".join(map(re.escape, _SLOT.split(one.strip().casefold()))) for one in self.admissible_actions)
+        return any(re.fullmatch(pattern, self.action.strip().casefold(), re.DOTALL) for pattern in patterns)
 
 
 @dataclass
@@ -203,14 +206,6 @@ def is_whole(row: Mapping[str, Any]) -> bool:
     return CUT not in row and HIDDEN not in to_json(row)
 
 
-def is_listed(action: str, listed: Sequence[str]) -> bool:
-    """Return whether an environment's list of actions contains an action; see `Step.admissible`."""
-    if action in listed:
-        return True
-    patterns = (".+".join(map(re.escape, _SLOT.split(one.strip().casefold()))) for one in listed)
-    return any(re.fullmatch(pattern, action.strip().casefold(), re.DOTALL) for pattern in patterns)
-
-
 def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:
     """Store the advantages of the steps, in order, and the groups with which trajectories are trained."""
     of_step = iter(advantages)
@@ -224,12 +219,7 @@ def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[flo
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bool = False) -> None:
     """Write one trajectory per line, as JSON. Creates the folder.
 
-    Without `append`, the file is written next to the old one and then renamed, so that no reader sees a part of it.
-
-    Args:
-        path: the file.
-        trajectories: written in order.
-        append: add to an existing file instead of replacing it.
+    With `append` they are added to an existing file. Without, it is replaced once the new one is whole.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,15 +31,12 @@ def launch(arguments: Sequence[str], num_processes: int | None, config: Path | N
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes report errors
+    logging.disable(logging.ERROR)  # the processes report errors
     os.environ[_LAUNCHED] = "1"
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")  # Ctrl-C: until there is a checkpoint
     words = ["--module", "g2po_trl", *arguments]
     try:
         if config is None:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, which it announces
             torchrun(["--standalone", "--nproc_per_node", str(num_processes), *words])
         else:
             options = ["--num_processes", str(num_processes)] if num_processes else []

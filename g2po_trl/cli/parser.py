@@ -142,9 +142,8 @@ class Parser(argparse.ArgumentParser):
             self.defaults[name] = field.default_factory()
 
     def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") != "0":  # the first process says it
-            self.exit(2)
-        self.exit(2, f"{self.prog}: error: {message.removeprefix('argument ')}\n")
+        is_first = os.environ.get("RANK", "0") == "0"  # of several processes: it says it
+        self.exit(2, f"{self.prog}: error: {message.removeprefix('argument ')}\n" if is_first else None)
 
     def read(
         self,
@@ -168,8 +167,8 @@ class Parser(argparse.ArgumentParser):
         asks_help = flags.pop("help", False)
         if unknown and not asks_help:
             raise G2POError(unknown_flag(unknown[0], self._option_string_actions), unknown[0])
-        keys = config(flags.pop("config", None), flags) if config else {}
-        file = getattr(keys, "path", "the config file")
+        file = flags.pop("config", None)
+        keys, file = config(file, flags) if config else {}, file or "the configuration"
         if word := next((name for name in keys if name not in self.fields), None):
             known = nearest(word, self.fields, "--help lists the flags")
             raise G2POError(f"{word} is not a key of {file}: {known}", "config", word)
@@ -237,19 +236,13 @@ class Parser(argparse.ArgumentParser):
         return self.format_help()
 
 
-class ConfigKeys(dict[str, Any]):
-    """The keys of a YAML file, with its `path` for messages."""
-
-
-def read_config(path: str | Path, field: str = "config") -> ConfigKeys:
+def read_config(path: str | Path, field: str = "config") -> dict[str, Any]:
     """Return the keys of a YAML file. Errors name the `field`."""
     import yaml
 
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        found = ConfigKeys((name.replace("-", "_"), value) for name, value in keys.items())
-        found.path = path
-        return found
+        return {name.replace("-", "_"): value for name, value in keys.items()}
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         remedy = f"write lines like max_steps: 100; it cannot be read ({' '.join(str(error).split())})"
         raise G2POError(f"{field} is {str(path)!r}: {remedy}", field, path) from error

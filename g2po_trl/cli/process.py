@@ -35,7 +35,6 @@ def set_up_process() -> None:
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
     noise = "Failed to load CPU gemm_4bit_forward from kernels-community"  # at every start
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: not str(record.msg).startswith(noise))
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # TRL, PEFT
 
 
 def describe_error(error: BaseException) -> str | None:
@@ -46,8 +45,6 @@ def describe_error(error: BaseException) -> str | None:
         return missing_extra(error)
     if found := re.search(r"\(os error (\d+)\)", str(error)):  # of Rust's libraries: safetensors, tokenizers
         error = OSError(int(found[1]), os.strerror(int(found[1])))
-    if type(error).__name__ == "SafetensorError":
-        return f"a file of weights is damaged ({error}): restore it, or pass another model"
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -157,8 +157,7 @@ class Recipe:
         model = model_args.model_name_or_path or self.model
         require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
         check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
-        checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-        args.eval_on_start &= checkpoint is None
+        args.eval_on_start &= find_checkpoint(args.resume_from_checkpoint, args.output_dir) is None
         with args.main_process_first(desc="tasks"):
             task = self.tasks(options, args)
         if args.process_index == 0:
@@ -182,7 +181,7 @@ class Recipe:
         trainer.folder.settings = {"script": asdict(options), "model": asdict(model_args)}
         trainer.folder.settings |= {"evaluation": task.evaluation} if task.evaluation else {}
         reported = tasks_dataset(task.reported) if task.reported else None
-        run_recipe(trainer, checkpoint, self.dataset_name, reported)
+        run_recipe(trainer, self.dataset_name, reported)
 
 
 class _ReportBefore(TrainerCallback):
@@ -232,16 +231,11 @@ class _SaveOnInterrupt(TrainerCallback):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def run_recipe(
-    trainer: G2POTrainer,
-    checkpoint: str | None = None,
-    dataset_name: str | None = None,
-    report_dataset: Dataset | None = None,
-) -> None:
+def run_recipe(trainer: G2POTrainer, dataset_name: str | None = None, report_dataset: Dataset | None = None) -> None:
     """Train, evaluate, save the model and its card, and print success before and after training.
 
     `report_dataset` is played before and after training; `None`: `eval_dataset`. It is required with
-    `load_best_model_at_end`: the maximum of several evaluations is biased upwards. `checkpoint` is resumed from.
+    `load_best_model_at_end`: the maximum of several evaluations is biased upwards.
 
     Raises:
         G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
@@ -260,7 +254,7 @@ def run_recipe(
         trainer.add_callback(interrupt)
     trainer.verdict.waits = True  # print it after the table
     try:
-        trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         if interrupt.pressed:
             raise KeyboardInterrupt
     except KeyboardInterrupt:

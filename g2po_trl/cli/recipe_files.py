@@ -14,7 +14,7 @@ from ..environments.loading import beside
 from ..environments.tasks import read_tasks
 from ..utils.adapters import ADAPTER_CONFIG, find_adapter
 from ..utils.errors import G2POError
-from ..utils.extras import install_command
+from ..utils.extras import extra_of, install_command
 from ..utils.options import require
 from .parser import Keys, read_config
 
@@ -85,11 +85,13 @@ def tasks_of(name: str, given: Sequence[dict[str, Any]] = (), file: Path | None 
 
 def check_files_and_packages(values: Mapping[str, Any]) -> None:
     """Raise `G2POError` for a field that names a missing file, model or package, or an adapter that cannot train."""
-    check_engine(values.get("engine"))
-    needed = [("report_to", name) for name in values.get("report_to") or () if name in _TRACKERS]
+    row = ENGINES.get(values.get("engine"))
+    needed = [("engine", row.extra)] if row and row.extra else []
+    needed += [("report_to", name) for name in values.get("report_to") or () if name in _TRACKERS]
     needed += [(name, "bitsandbytes") for name in ("load_in_4bit", "load_in_8bit") if values.get(name)]
     for field, package in needed:
-        require(find_spec(package) is not None, field, values[field], f"install it, pip install {package}")
+        command = install_command(extra) if (extra := extra_of(package)) else f"pip install {package}"
+        require(find_spec(package) is not None, field, values[field], f"install it, {command}")
     for field, least, below in _OF_ADAPTERS if values.get("use_peft") else ():
         value = values.get(field, least)
         require(least <= value < below, field, value, f"set it to {least} or more, and below {below}")
@@ -99,12 +101,6 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for name in ("tasks", "eval_tasks", "chat_template"):
         file = values.get(name)
         require(file is None or Path(file).is_file(), name, str(file), "there is no such file")
-
-
-def check_engine(name: str | None) -> None:
-    """Raise `G2POError` if the package of an engine is not installed."""
-    if (row := ENGINES.get(name)) and row.extra:
-        require(find_spec(row.extra) is not None, "engine", name, f"install it, {install_command(row.extra)}")
 
 
 def check_model(field: str, name: str, needs_template: bool = True, trusts_code: bool = False) -> None:

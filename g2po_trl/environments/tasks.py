@@ -25,8 +25,7 @@ COLUMN = "g2po_task"  # the one of a `tasks_dataset`
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
     """Return the tasks of a file, one JSON object per line or an array. Raises `G2POError`, naming file and line."""
     try:
-        with Path(path).open("rb") as file:
-            rows = list(json_values(file))
+        rows = list(json_values(path))
     except OSError as error:
         raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}", "tasks", path) from error
     for number, row in rows:

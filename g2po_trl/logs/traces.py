@@ -127,8 +127,7 @@ def trajectories_of_traces(
 
 def trajectories_of_file(path: str | Path, state_key: StateKey | None = None) -> Traces:
     """Return the trajectories of a file, JSON Lines or one array; for errors see `trajectories_of_traces`."""
-    with Path(path).open("rb") as file:
-        return _read(json_values(file), state_key)
+    return _read(json_values(path), state_key)
 
 
 def _read(numbered: Iterable[tuple[int, Any]], state_key: StateKey | None) -> Traces:

@@ -1,11 +1,11 @@
-"""Progress for the user: bars during a rollout, and one readable line per iteration."""
+"""Progress for the user: bars during a rollout, and readable lines per iteration."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +15,17 @@ from transformers import TrainerCallback
 
 from ..rollout.failing_tasks import TaskErrors
 from ..utils.json import to_json, write_json_lines
-from ..utils.show import WIDTH, printable
+from ..utils.show import printable
 from .metrics import METRICS
 from .output_dir import RunFolder
 from .verdict import Cause, Tally, verdict
 
 EARLY_VERDICT, PATIENCE = 5, 5  # iterations, and log lines without the format
+AT_ONCE = (Cause.CUT_OFF, Cause.DIFFERENT_STARTS)  # are told after the first iteration
 
 
 class IterationProgressCallback(TrainerCallback):
-    """Prints one line per iteration and per evaluation, in place of a dictionary of forty numbers."""
+    """Prints two lines per iteration and one per evaluation, in place of a dictionary of forty numbers."""
 
     def __init__(self, steps_per_iteration: int, clock: Callable[[], float] = time.perf_counter):
         self.steps_per_iteration, self.clock = steps_per_iteration, clock
@@ -52,7 +53,7 @@ class IterationProgressCallback(TrainerCallback):
         if first < step < last:
             mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
             elapsed += f", {tqdm.format_interval((last - step) * mean)} left"
-        print_line(joined([*parts, seconds, elapsed]))
+        print_line(f"{' | '.join(parts)}\n    {seconds} | {elapsed}")
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -60,7 +61,7 @@ class IterationProgressCallback(TrainerCallback):
                 prefix = name.removesuffix("success_rate")
                 ends = [f"{metrics[f'{prefix}episodes']:.0f} episodes", f"{metrics[f'{prefix}runtime']:.0f} s"]
                 head = f"{prefix.removesuffix('_')} at step {state.global_step}"
-                print_line(joined([head, *_episodes(metrics, prefix), *ends]))
+                print_line(" | ".join([head, *_episodes(metrics, prefix), *ends]))
 
 
 class LogFile(TrainerCallback):
@@ -128,7 +129,7 @@ class ClosingVerdict(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration
-        is_early = played < EARLY_VERDICT and not Cause.CUT_OFF.holds(self.tally)
+        is_early = played < EARLY_VERDICT and not any(cause.holds(self.tally) for cause in AT_ONCE)
         if self._warned or is_early or state.global_step >= state.max_steps:
             return
         self._warned = True
@@ -161,17 +162,6 @@ def print_line(text: str) -> None:
     """Print without tearing a progress bar."""
     tqdm.write(printable(text), file=sys.stdout)
     sys.stdout.flush()
-
-
-def joined(parts: Sequence[str]) -> str:
-    """Return parts with " | " between them, in lines of at most `WIDTH` characters."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 3 <= WIDTH:
-            lines[-1] += f" | {part}"
-        else:
-            lines.append(f"    {part}")
-    return "\n".join(lines)
 
 
 def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:

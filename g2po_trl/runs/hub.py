@@ -16,7 +16,7 @@ from .ownership import LOCK, STAGING, SUPERSEDED
 
 # Not for the Hub: every prompt and completion of a run, the tasks it is judged by, checkpoints that are not complete
 # or not continued, and transformers' pickle of all arguments, tokens included.
-_NOT_PUSHED = ("trajectories/", "panels/", "report/", "validations/", "exams/", f"{STAGING}/", LOCK)
+_NOT_PUSHED = ("trajectories/", "panels/", "report/", "validations/", f"{STAGING}/", LOCK)
 _NOT_PUSHED += (f"{SUPERSEDED}checkpoint-*/", "view*.html", "view*-data/", "training_args.bin")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..trajectory import Trajectory, read_unfinished
-from ..utils.iteration_log import iterations_of
 from ..utils.json import read_json_lines
 from ..utils.options import require
 
@@ -60,13 +59,14 @@ def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
     return read_json_lines(path) if path.is_file() else []
 
 
-def validations_of(run: str | Path) -> Path:
-    """Return the folder of the validations that `g2po teach` writes; earlier versions named it exams."""
-    old = Path(run, "exams")
-    return old if old.is_dir() else Path(run, "validations")
-
-
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """Return the logged metrics of each iteration so far; none without a log.jsonl."""
-    path = Path(run, "log.jsonl")
-    return iterations_of(read_json_lines(path)) if path.is_file() else []
+    """Return the logged metrics of each iteration so far; none without a log.jsonl.
+
+    The time of an update may be logged after its rollout, with the next one.
+    """
+    path, iterations = Path(run, "log.jsonl"), []
+    for line in read_json_lines(path) if path.is_file() else []:
+        if iterations and "time/update" in line and "time/update" not in iterations[-1]:
+            iterations[-1]["time/update"] = line.pop("time/update")
+        iterations += [line] if "episode/success_rate" in line else []
+    return iterations

@@ -21,7 +21,6 @@ from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.runs.checkpoint import find_checkpoint
-from g2po_trl.runs.iterations import validations_of
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import IMAGES, state_rows
 from g2po_trl.trajectory import Trajectory
@@ -173,7 +172,7 @@ def run_teaching(
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
         _delete_checkpoints(output)
-        shutil.rmtree(validations_of(output), ignore_errors=True)
+        shutil.rmtree(output / "validations", ignore_errors=True)
     else:
         print(f"Resuming from {checkpoint}", flush=True)
     if (adapter := get_peft_config(model_args)) is not None:

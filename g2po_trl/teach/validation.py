@@ -24,8 +24,6 @@ from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder, get_tokenizer
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
-from g2po_trl.runs.callbacks import joined
-from g2po_trl.runs.iterations import validations_of
 from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.forward_pass import evaluation_mode
@@ -109,7 +107,7 @@ class SuccessEvalCallback(TrainerCallback):
     started: float = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.started, known = time.perf_counter(), validations_of(args.output_dir) / "results.json"
+        self.started, known = time.perf_counter(), Path(args.output_dir, "validations", "results.json")
         if state.global_step and known.is_file():
             self.results = [result for result in json.loads(known.read_text()) if result["step"] <= state.global_step]
             self.started -= self.results[-1]["seconds"] if self.results else 0.0
@@ -123,7 +121,7 @@ class SuccessEvalCallback(TrainerCallback):
         if step % self.validation.options.validation_steps and step < state.max_steps:
             return
         summary, trajectories = self.validation.evaluate(model, self.processing_class, self.pool, args.seed)
-        folder = validations_of(args.output_dir)
+        folder = Path(args.output_dir, "validations")
         write_jsonl(folder / f"validation-{step:06d}.jsonl", trajectories)
         samples = step * args.per_device_train_batch_size * args.gradient_accumulation_steps
         samples = samples if args.max_steps > 0 else min(samples, self.num_samples)
@@ -136,7 +134,7 @@ class SuccessEvalCallback(TrainerCallback):
         ratios = [f"{name} {ratio:.1%}" for name, ratio in ratios if ratio is not None]
         success = f"success {summary['success_rate']:.1%} of {summary['episodes']} games"
         ends = [f"turns {summary['turns']:.1f}", f"elapsed {elapsed:.0f} s"]
-        print(joined([f"step {step:>4}", f"{samples} samples", *losses[-1:], success, *ratios, *ends]), flush=True)
+        print(" | ".join([f"step {step:>4}", f"{samples} samples", *losses[-1:], success, *ratios, *ends]), flush=True)
         if failed := summary["error_rate"] + summary["lost_rate"]:
             print(f"{failed:.0%} of its episodes ended in an environment error and do not count", flush=True)
         if self.validation.is_passed(summary):

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object, send_to_device
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
-from ..utils.trl_compat import expose_body, set_sync_gradients
+from ..utils.trl_compat import expose_body
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
@@ -216,7 +216,7 @@ class Update:
             model.set_requires_gradient_sync(True)
         for index, micro_batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
-            set_sync_gradients(accelerator, ends_step and last)
+            accelerator.sync_gradients = ends_step and last
             with (
                 nullcontext() if last or fsdp else accelerator.no_sync(model),
                 self.guard.watch_backward(model, ends_step and last),

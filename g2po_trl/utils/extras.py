@@ -38,6 +38,5 @@ def import_extra(module: str) -> ModuleType:
 
 def missing_extra(error: ImportError) -> str | None:
     """Return how to install the module that an import failed on; `None` if no extra contains it."""
-    is_vllm = "vLLM is not available" in str(error)  # TRL names its own extra
-    module = "vllm" if is_vllm else (error.name or "").partition(".")[0]
+    module = (error.name or "").partition(".")[0]
     return (extra := extra_of(module)) and f"{module} is not installed: {install_command(extra)}"

@@ -42,9 +42,6 @@ class Picture(str):
     def __reduce__(self):
         return Picture, (self.png,)
 
-    def __deepcopy__(self, memo: Any) -> Picture:
-        return self
-
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the file's header."""
@@ -73,7 +70,7 @@ def read_png(png: bytes) -> Picture:
         Image.open(io.BytesIO(png), formats=["PNG"]).verify()
     except Exception as error:  # PIL raises errors of several classes for broken files
         raise ValueError(f"an image is no PNG, or broken: {error!r:.200}") from error
-    _SEEN[picture] = picture
+    _SEEN[str(picture)] = picture  # a key that is the picture would keep it
     return picture
 
 

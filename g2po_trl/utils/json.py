@@ -50,31 +50,29 @@ def write_json_lines(path: str | Path, rows: Iterable[Any], **options: Any) -> N
 
 def write_json(path: str | Path, data: Any, **options: Any) -> None:
     """Write data as JSON, replacing the file atomically. `options` are passed to `to_json`."""
-    with atomic_write(path) as file:
-        file.write(to_json(data, **options) + "\n")
+    write_json_lines(path, [data], **options)
 
 
-def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+def json_values(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield the values in the lines of a file, or of one array, each with its number, from 1.
 
     A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes: `json.loads` says why.
     """
-    numbered = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(file, 1))
-    lines, text = ((number, line) for number, line in numbered if line.strip()), b""
-    for number, line in lines:
-        is_array = not text and line.lstrip().startswith(b"[")
-        text = line + b"".join(rest for _, rest in lines) if is_array else line
+    text = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    is_array = text.lstrip().startswith(b"[")
+    for number, part in enumerate([text] if is_array else text.split(b"\n"), 1):
+        if not part.strip():
+            continue
         try:
-            value = json.loads(text)
+            value = json.loads(part)
         except (ValueError, RecursionError):
-            value = [text] if is_array else text
+            value = [part] if is_array else part
         yield from enumerate(value, 1) if is_array else [(number, value)]
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
     """Return the values of a file's lines; invalid lines, such as one cut by a kill, are skipped."""
-    with Path(path).open("rb") as file:
-        return [value for _, value in json_values(file) if not isinstance(value, bytes)]
+    return [value for _, value in json_values(path) if not isinstance(value, bytes)]
 
 
 def to_plain(value: Any) -> Any:

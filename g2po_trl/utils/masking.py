@@ -46,7 +46,6 @@ _CREDENTIAL = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*-----|\Z)"
 )
 
-
 # Variables that programs need to run: of the system, of Python and its libraries, of the network, of bundled games.
 _NEEDED = re.compile(
     r"_|PATH|HOME|USER|LOGNAME|SHELL|SHLVL|LANG|LANGUAGE|TZ|TERM|TE?MP|TMPDIR|(OLD)?PWD|HOSTNAME|DISPLAY|VIRTUAL_ENV"
@@ -65,9 +64,8 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     """
     unknown = sorted(set(passed) - set(os.environ))
     require(not unknown, "environment_variables", unknown, "export what is not set here, or remove it")
-    withheld = os.environ.keys() - set(passed)
-    needed = {name for name in withheld if _NEEDED.fullmatch(name) and not _is_secret(name)}
-    return sorted(withheld - {name for name in needed if masked(os.environ[name]) == os.environ[name]})
+    needed = {name for name, text in os.environ.items() if _NEEDED.fullmatch(name) and masked(text, name) == text}
+    return sorted(os.environ.keys() - needed - set(passed))
 
 
 def masked(data: Any, name: str = "") -> Any:

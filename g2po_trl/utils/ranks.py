@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-
-from .errors import G2POError
-
-Result = TypeVar("Result")
 
 
 def any_rank(accelerator: Accelerator, flag: bool) -> bool:
@@ -19,17 +15,14 @@ def any_rank(accelerator: Accelerator, flag: bool) -> bool:
     return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
 
-def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+def on_main(accelerator: Accelerator, work: Callable[[], Any]) -> Any:
     """Run `work` on the main process, and return its result, or raise its error, on all ranks."""
-    if accelerator.num_processes == 1:
-        return work()
     result = failure = None
     if accelerator.is_main_process:
         try:
             result = work()
         except Exception as error:
-            kind = G2POError if isinstance(error, ValueError) else RuntimeError  # that can be sent
-            failure = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
+            failure = error
     result, failure = broadcast_object_list([result, failure])
     if failure is not None:
         raise failure

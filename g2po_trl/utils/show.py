@@ -64,8 +64,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return super().write(data)
 
 

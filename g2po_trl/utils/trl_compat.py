@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from transformers import GenerationConfig, PretrainedConfig, Trainer, TrainingArguments
 from transformers.utils.chat_parsing.content_parsers import parse_content as parse_content
@@ -33,21 +32,13 @@ from .errors import G2POError
 from .forward_pass import evaluation_mode, without_cudnn_attention
 from .options import require
 
-
-def ignore_deprecations() -> None:
-    """Ignore warnings about deprecated names that TRL 1.16, not the user, reads from transformers 5."""
-    names = "(is_)?gradient_checkpointing(_enable|_disable)?"
-    warnings.filterwarnings("ignore", message=f"`{names}` is deprecated", category=FutureWarning)
+_DEPRECATED = "`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"  # TRL and PEFT read them, not the user
+warnings.filterwarnings("ignore", _DEPRECATED, FutureWarning)
 
 
 def replaced(owner: Any, **values: Any) -> AbstractContextManager[Any]:
     """Replace attributes of a module or object inside."""
     return patch.multiple(owner, **values) if values else nullcontext()
-
-
-def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:
-    """Return the dictionary whose means `GRPOTrainer.log` logs in training mode and then clears (`_metrics`)."""
-    return trainer._metrics["train"]
 
 
 def gather_params_of(owner: Any) -> Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]:
@@ -202,11 +193,6 @@ def forget_rotary_lengths(model: torch.nn.Module) -> None:
             setattr(module, name, 0)
 
 
-def set_sync_gradients(accelerator: Accelerator, sync: bool) -> None:
-    """Set whether the next backward pass ends an optimizer step (`GradientState._set_sync_gradients`)."""
-    accelerator.gradient_state._set_sync_gradients(sync)
-
-
 def is_sharded(trainer: Trainer) -> bool:
     """Return whether each process has only a part of each weight: FSDP, or ZeRO-3."""
     models = (trainer.model, getattr(trainer, "ref_model", None))
@@ -215,8 +201,3 @@ def is_sharded(trainer: Trainer) -> bool:
 
 def _has_shards(model: torch.nn.Module) -> bool:
     return any(hasattr(weight, "ds_id") for weight in model.parameters())  # set by ZeRO-3
-
-
-def is_any_model_prepared(accelerator: Accelerator) -> bool:
-    """Return whether the accelerator has prepared, and so sharded, a model (`_models`)."""
-    return bool(accelerator._models)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import load_evaluations, load_iteration, load_log, trajectory_files, validations_of
+from ..runs.iterations import load_evaluations, load_iteration, load_log, trajectory_files
 from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..runs.verdict import verdict_of
@@ -36,7 +36,7 @@ class Run:
         described = self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
-        taught = validations_of(self.folder) / "results.json"
+        taught = self.folder / "validations" / "results.json"
         validations = json.loads(taught.read_text()) if taught.is_file() else []
         self.evaluations = [*load_evaluations(self.folder), *({"name": "validation", **one} for one in validations)]
         self._prompts = Prompts(self.folder, model)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import validations_of
 from ..runs.ownership import read_description
 from ..trajectory import read_unfinished
 from ..utils.json import read_json_lines
@@ -81,7 +80,7 @@ def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Pr
     """
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []
-    for path in [*folder.glob("trajectories/*.jsonl"), *validations_of(folder).glob("*.jsonl")]:
+    for path in [*folder.glob("trajectories/*.jsonl"), *folder.glob("validations/*.jsonl")]:
         found = re.fullmatch(r"(.+)-(\d+)", path.stem)
         if found and found[1] not in ("train", "replaced"):
             panel = found[1] if path.parent.name == "trajectories" else "validation"

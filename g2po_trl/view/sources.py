@@ -30,7 +30,7 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
 
 def version_of(folders: Iterable[str | Path]) -> str:
     """Return a text that changes when a run or an evaluation writes to one of the folders."""
-    patterns = ("*.json", "*.jsonl", "validations/*.json", "exams/*.json", "trajectories/*.jsonl")
+    patterns = ("*.json", "*.jsonl", "validations/*.json", "trajectories/*.jsonl")
     paths = [path for folder in folders for name in patterns for path in sorted(Path(folder).glob(name))]
     marks = [f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths]
     return hashlib.sha1("\n".join(marks).encode(), usedforsecurity=False).hexdigest()

@@ -16,7 +16,6 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from refusals import refused
 from run_g2po import outcome
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 from transformers.utils import cached_file
 
@@ -101,16 +100,11 @@ def test_errors_are_one_line(capsys, folder, words, code, told):
     assert found == code and told in errors and len(errors.splitlines()) == 1, errors
 
 
-NO_VLLM = "vLLM is not available. Please install it with `pip install trl[vllm]`"
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (ModuleNotFoundError("No module named 'textworld'", name="textworld.core"), install_command("alfworld")),
-        (ImportError(NO_VLLM), install_command("vllm")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
-        (SafetensorError("header too large"), "damaged"),
         (partial(cached_file, "no/such", "config.json", local_files_only=True), "cannot be loaded: We couldn't"),
         *((error, None) for error in (RuntimeError("a bug"), BrokenPipeError(32, "of a worker"), OSError("a game's"))),
     ],

@@ -1,5 +1,6 @@
 """What the trainer relies on inside TRL. When an upgrade breaks it, the failing test names what changed."""
 
+import importlib
 import inspect
 import re
 import warnings
@@ -108,7 +109,7 @@ SOURCES = {
         backbone_outputs.last_hidden_state
         labels = shift_labels""",
     GRPOTrainer.log: "self._metrics[mode].clear()",  # `Iteration` writes into it
-    PreTrainedModel: "is_gradient_checkpointing",  # `ignore_deprecations` is still needed
+    PreTrainedModel: "is_gradient_checkpointing",  # `_DEPRECATED` is still needed
     AcceleratorState: "self.fsdp_plugin = fsdp_plugin",  # `keep_outputs_exact`
 }
 
@@ -235,10 +236,10 @@ def tiny_model():
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=20, num_key_value_heads=1, **sizes)).eval()
 
 
-def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
+def test_it_ignores_what_trl_causes_and_nothing_else():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trl_compat.ignore_deprecations()
+        importlib.reload(trl_compat)
         GRPOConfig("", bf16=False, use_cpu=True)
         model = tiny_model()
         model.is_gradient_checkpointing  # noqa: B018

@@ -135,13 +135,13 @@ def opened(environments, **kwargs):
     return [environment.reward for environment in environments]
 
 
-def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_model_dir, caplog):
+def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_model_dir, capsys):
     def turns(environments, **kwargs):
         return [len(safe.turned) for safe in environments]
 
     trainer = G2POTrainer(
         str(tiny_model_dir),
-        make_config(tmp_path / "out", max_steps=1, max_turns=2, max_prompt_length=None, reward_weights=[10.0, -1.0]),
+        make_config(tmp_path / "out", max_steps=2, max_turns=2, max_prompt_length=None, reward_weights=[10.0, -1.0]),
         Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
         environment_factory=Dial,
         reward_funcs=[opened, turns],
@@ -151,7 +151,7 @@ def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_mo
     played = played_in(trainer)
     assert [t.reward for t in played] == [10 * t.info["score_opened"] - t.info["score_turns"] for t in played]
     assert {t.info["score_turns"] for t in played} == {2.0}
-    assert sum("different states" in record.getMessage() for record in caplog.records) == 1
+    assert "After 1 iterations: 2 of 2 groups began in different states" in capsys.readouterr().out
 
 
 async def priced(prompts, completions, price, **kwargs):

@@ -242,7 +242,8 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     def answers() -> dict:
         with engine.rollout():
             completions = engine.generate(prompts, greedy)
-        expected = [completion.ids for completion in trainer.make_engine("transformers").generate(prompts, greedy)]
+        trainer.args.engine, trainer.args.engine_kwargs = "transformers", None
+        expected = [completion.ids for completion in trainer.make_engine().generate(prompts, greedy)]
         ids, cached = zip(*((completion.ids, completion.cached_tokens) for completion in completions))
         return {"completions": list(ids), "transformers": expected, "cached": list(cached)}
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import TrainerControl
 
 from g2po_trl.runs.callbacks import CollapseStoppingCallback, LogFile
-from g2po_trl.utils.iteration_log import iterations_of
+from g2po_trl.runs.iterations import load_log
+from g2po_trl.utils.json import write_json_lines
 
 
 @pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (3, 2)])
@@ -54,10 +55,11 @@ def test_the_log_file_goes_on_at_the_checkpoint_and_until_the_folder_is_another_
     assert path.read_text() == '{"step": 1}\n{"step": 2, "kl": null}\n'
 
 
-def test_the_update_joins_its_rollout():
+def test_the_update_joins_its_rollout(tmp_path):
     played = {"episode/success_rate": 0.5}
     lines = [{"step": 3, **played}, {"step": 6, **played, "time/update": 1.0}, {"step": 9, "time/update": 2.0}, {}]
-    found = iterations_of([*lines, {"step": 10, **played}])
+    write_json_lines(tmp_path / "log.jsonl", [*lines, {"step": 10, **played}])
+    found = load_log(tmp_path)
     assert [(entry["step"], entry.get("time/update")) for entry in found] == [(3, 1.0), (6, 2.0), (10, None)]
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_callback import TrainerState
 
 from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
-from g2po_trl.utils.images import as_picture
+from g2po_trl.utils.images import as_picture, read_png
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -122,6 +123,8 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
     loaded = RunState({}, rank=1).restore(tmp_path, {})
     images = loaded[1][1].pop("images")
     assert images == mini_batches[1][1].pop("images") and images[0][1].png == picture.png
+    left = weakref.ref(read_png(as_picture(np.ones((4, 4, 3), np.uint8)).png))
+    assert left() is None, "no image stays in memory"
     torch.testing.assert_close(loaded, mini_batches, rtol=0, atol=0)
     assert RunState({}).restore(tmp_path, {}) == []
 

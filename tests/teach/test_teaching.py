@@ -174,7 +174,7 @@ def game(tmp_path, monkeypatch):
 
 
 def g2po_teach(monkeypatch, *words):
-    words = resolve(read(words, "g2po teach"))[1]
+    words = resolve(read(words, "g2po teach"), "teach")[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 

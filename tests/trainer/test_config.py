@@ -82,7 +82,7 @@ BAD = [  # options, and the field that is refused
         **{"top_p": 0.9, "repetition_penalty": 1.1, "top_k": 5, "min_p": 0.1, "vllm_structured_outputs_regex": "a"},
     }.items()),
     ({GENERATION: {"structured_outputs": {}}, "vllm_structured_outputs_regex": "a"}, "vllm_structured_outputs_regex"),
-    ({**BEST, "save_steps": 5}, "save_steps"),
+    ({**BEST, "save_steps": 5}, "load_best_model_at_end"),
     ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "warmup_steps"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}, "lr_scheduler_type"),
     ({"optim": "galore_adamw_layerwise", "optim_target_modules": "all-linear"}, "optim"),

@@ -24,7 +24,7 @@ from ...runs.ownership import held
 from ...utils.options import require
 from ...utils.show import printable
 from ..parser import parse
-from ..recipe_files import check_engine, check_model, config_keys
+from ..recipe_files import check_files_and_packages, check_model, config_keys
 
 
 def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, Any]]:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.base_url:
         of_engine = options.engine_options
         check_model("model", options.model, "tokenizer" not in of_engine, bool(of_engine.get("trust_remote_code")))
-        check_engine(options.engine)
+        check_files_and_packages({"engine": options.engine})
     from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
     if (line := describe_settings(options, of_run)) is not None:

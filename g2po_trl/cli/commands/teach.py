@@ -27,4 +27,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv, "g2po teach", HELP)
     for name in ("num_processes", "accelerate_config"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
-    run_in_place(*resolve(request))
+    run_in_place(*resolve(request, "teach"))

@@ -41,12 +41,11 @@ g2po train TARGET --help-all: every flag, with its default.
 
 @dataclass
 class Request(Options):
-    """A command line: options of the command itself, kind and name of the recipe, and the words for it."""
+    """A command line: options of the command itself, the name of the recipe, and the words for it."""
 
     agent: str | None = option("instead of TARGET: an agent", None, metavar="FILE.py[:NAME]")
     num_processes: int | None = option("processes, through Accelerate", None, within="[1, inf)")
     accelerate_config: str | None = option("Accelerate's configuration", None, metavar="FILE|NAME")
-    kind: str = field(default="", init=False)
     target: str | None = field(default=None, init=False)
     passed: list[str] = field(default_factory=list, init=False)
 
@@ -72,14 +71,13 @@ def read(
         own.error(str(error))
     if message := parser.misspelled(passed, own.fields):
         own.error(message)
-    request.kind = "teach" if command == "g2po teach" else "train"
     request.target, request.passed, parser.COMMAND = target, passed, command
     return request
 
 
-def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the recipe's script and its arguments."""
-    scripts = recipes_of(request.kind)
+def resolve(request: Request, kind: str = "train") -> tuple[Path, list[str]]:
+    """Return the recipe's script, of `g2po train` or by `kind` of `g2po teach`, and its arguments."""
+    scripts = recipes_of(kind)
     own = scripts.pop(OWN_RECIPE)
     environment, agent = environment_or_agent(request.target, request.agent)
     if agent is not None:
