@@ -47,7 +47,7 @@ MAY_IMPORT = {
 MOST_FILES, MOST_MODULES_AT_THE_TOP = 13, 6
 # Lines of Python that a room may have. Raising a number takes a line in docs/log.md with what was measured.
 BUDGETS = {
-    "the top": 1902,
+    "the top": 1817,
     "prompts": 1650,
     "environments": 1350,
     "environments/pool": 1270,
@@ -56,14 +56,14 @@ BUDGETS = {
     "rollout": 1220,
     "credit": 1700,
     "update": 2300,
-    "runs": 1909,
+    "runs": 1900,
     "evaluation, check": 1800,
     "teach": 700,
     "report, logs": 1100,
     "view": 1280,
     "ppo, estimate": 700,
-    "cli": 1724,
-    "utils": 1207,
+    "cli": 1700,
+    "utils": 1150,
 }
 READS_BY_NAME = ("transformers.py", "vllm_requests.py")  # what an engine's library takes under the same names
 
