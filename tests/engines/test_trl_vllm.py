@@ -7,8 +7,8 @@ import programs
 import pytest
 import torch
 import vision_models
+from letter_environment import drawing
 from refusals import refused
-from vision_models import drawing
 
 from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling

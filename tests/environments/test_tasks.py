@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 from datasets import Dataset, DatasetDict, Image
+from letter_environment import drawing
 from refusals import refused
-from vision_models import drawing
 
 from g2po_trl import EpisodeLimits, Observation, StepResult, TextEnvironment, tasks_dataset
 from g2po_trl.environments.setup import Setup

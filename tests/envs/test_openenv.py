@@ -18,10 +18,10 @@ import pytest
 
 pytest.importorskip("openenv")
 
+from letter_environment import drawing
 from openenv.core.client_types import StepResult as Answer
 from refusals import refused
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
-from vision_models import drawing
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+import numpy as np
+
 from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.prompts.template import ParsedCompletion
 
@@ -51,3 +53,23 @@ class SuicidalEnvironment(LetterEnvironment):
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+def drawing(seed, width=24, height=16):
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+class DrawnLetterEnvironment(LetterEnvironment):
+    """The letter game, whose rooms are drawings: those of the second turn are larger."""
+
+    prompt_template = LETTER_PROMPT
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        return Observation("a hall", task=seen.task, images=[drawing(seed)])
+
+    def step(self, action):
+        result = super().step(action)
+        room = len(result.observation)
+        images = [drawing(room, 32, 24)] * (not result.terminated)
+        return StepResult(Observation("a room", images=images), result.reward, result.terminated)

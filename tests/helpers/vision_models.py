@@ -1,17 +1,13 @@
-"""Tiny vision-language models with random weights, their processors, and a letter game that is drawn.
+"""Tiny vision-language models with random weights, and their processors.
 
 Image processors are of Pillow alone: torchvision, which Qwen's video processors need, is not installed.
 """
 
-import numpy as np
 import torch
 from causal_models import random_model
-from letter_environment import LETTER_PROMPT, LetterEnvironment
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.processing_utils import ProcessingKwargs
-
-from g2po_trl import Observation, StepResult
 
 _QWEN_VISION = {"depth": 1, "patch_size": 4, "spatial_patch_size": 4}
 _SIGLIP = {"image_size": 28, "patch_size": 7}
@@ -124,10 +120,6 @@ def build(family, head_dim=16):
     return model.eval(), processor
 
 
-def drawing(seed, width=24, height=16):
-    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
-
-
 def by_hand(trainer, step, never=()):
     """Log-probabilities of a step's completion by the model's own forward pass of this row alone.
 
@@ -147,19 +139,3 @@ def by_hand(trainer, step, never=()):
     logits = logits[0, -completion.shape[1] - 1 : -1].float()
     logits[:, list(never)] = -torch.inf
     return logits.log_softmax(-1).gather(1, completion[0, :, None])[:, 0]
-
-
-class DrawnLetterEnvironment(LetterEnvironment):
-    """The letter game, whose rooms are drawings: those of the second turn are larger."""
-
-    prompt_template = LETTER_PROMPT
-
-    def reset(self, seed):
-        seen = super().reset(seed)
-        return Observation("a hall", task=seen.task, images=[drawing(seed)])
-
-    def step(self, action):
-        result = super().step(action)
-        room = len(result.observation)
-        images = [drawing(room, 32, 24)] * (not result.terminated)
-        return StepResult(Observation("a room", images=images), result.reward, result.terminated)

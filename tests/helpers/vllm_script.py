@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import vision_models
 from datasets import Dataset
+from letter_environment import DrawnLetterEnvironment
 from letter_trainer import make_config, make_letter_trainer
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -157,7 +158,7 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """Train on drawings, then play once more."""
     options = {"engine": "vllm", "vllm_mode": "colocate", "max_prompt_length": 500, "temperature": 1.0}
     options |= {"max_turns": 3, "history": "conversation", "max_completion_length": 4, "advantage_fn": something_wins}
-    game = vision_models.DrawnLetterEnvironment
+    game = DrawnLetterEnvironment
     trainer = make_letter_trainer(save_drawn_model(folder), f"{folder}/out", game, **options)
     differences = []
     watch_rollouts(trainer, lambda: differences.append(largest_difference(trainer)))

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import vision_models
+from letter_environment import drawing
 from refusals import refused
-from vision_models import drawing
 
 from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError

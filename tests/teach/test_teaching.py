@@ -12,7 +12,7 @@ import torch
 import vision_models
 from conftest import build_tokenizer
 from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_environment import LETTER_PROMPT, DrawnLetterEnvironment, LetterEnvironment, drawing
 from refusals import refused
 from scripted_actors import ScriptedEngine
 from transformers import AutoModelForCausalLM
@@ -225,7 +225,7 @@ def play(processor, history):
     engine.reads_text_because = None
     options = {"history": history, "expert": lambda *_: {"content": "b"}}
     actor = ExpertActor(engine, ChatEncoder(processor), LETTER_PROMPT, **options)
-    with EnvironmentPool(vision_models.DrawnLetterEnvironment, PoolLimits(1)) as pool:
+    with EnvironmentPool(DrawnLetterEnvironment, PoolLimits(1)) as pool:
         return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
 
 
@@ -263,7 +263,7 @@ def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypa
     told = TeachingArguments(
         temperature=1.0, max_completion_length=2, target_success=1.0, validation_steps=9, max_turns=3
     )
-    game = vision_models.DrawnLetterEnvironment
+    game = DrawnLetterEnvironment
     validation = SuccessEvaluation(game, TASKS[:2], LETTER_PROMPT, told, prompts={"history": history})
     samples = [{name: value for name, value in row.items() if name != "actions"} for row in rows]
     _, results = teach(model, args, Dataset.from_list(samples), validation, processor, shown=trajectories)
@@ -316,7 +316,7 @@ def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatc
 
 def test_a_screenshot_that_replaces_an_earlier_one_begins_a_row():
     """By their token ids, prompts with other images of the same size are the same."""
-    first, other = (as_picture(vision_models.drawing(seed)) for seed in (1, 2))
+    first, other = (as_picture(drawing(seed)) for seed in (1, 2))
     steps = [
         Step("a", "b", prompt_ids=[5, 9], completion_ids=[1], prompt_images=[first]),
         Step("a", "b", prompt_ids=[5, 9, 1, 6], completion_ids=[2], prompt_images=[first]),

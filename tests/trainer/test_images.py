@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import vision_models
+from letter_environment import DrawnLetterEnvironment, drawing
 from letter_trainer import flat_gradient, flat_weights, gradient_of, played_in
 from peft import LoraConfig
 from PIL import Image
-from vision_models import DrawnLetterEnvironment, by_hand, drawing
+from vision_models import by_hand
 
 from g2po_trl import G2POError, Observation, PPOConfig, PPOTrainer, PromptActor, StepResult, TextEnvironment
 from g2po_trl.engines.transformers import TransformersEngine
