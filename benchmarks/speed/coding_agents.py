@@ -48,18 +48,26 @@ ONE_PATH = [  # before a command, as in docs/agents.md
 ]
 
 
-def command(name: str, folder: Path, workspace: Path, timeout: float = 600, prefix: tuple = ()) -> AgentCommand:
-    """Return a client as docs/agents.md runs it."""
+def command(
+    name: str, folder: Path, workspace: Path, timeout: float = 600, prefix: tuple = (), **more
+) -> AgentCommand:
+    """Return a client as docs/agents.md runs it; `more` are options of `AgentCommand`."""
     options = {
         "workspace": workspace,
         "restore": ["test_*.py"],
         "verify": "python -m pytest -q -p no:cacheprovider",
         "timeout": timeout,
         "verify_timeout": 60,
+        **more,
     }
     if name == "claude":
         words = [str(folder / "claude"), "-p", "{task}", "--allowedTools", "Bash"]
         quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
+        return AgentCommand([*prefix, *words], environment=quiet, **options)
+    if name == "mini":
+        words = [str(folder / "mini"), "-y", "--exit-immediately", "-m", "openai/policy", "-t", "{task}"]
+        quiet = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+        quiet["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
         return AgentCommand([*prefix, *words], environment=quiet, **options)
     provider = (
         " -c model_provider=g2po -c model_providers.g2po.name=g2po -c model_providers.g2po.wire_api=responses"

@@ -17,7 +17,15 @@ from benchmarks.common import RESULTS, read_text
 from benchmarks.credit import train_discounted
 from benchmarks.faults import pool_faults
 from benchmarks.learning import stages
-from benchmarks.speed import advantage_speed, against_trl, agents, alfworld_pool, coding_agents, layouts
+from benchmarks.speed import (
+    advantage_speed,
+    against_trl,
+    agent_iteration,
+    agents,
+    alfworld_pool,
+    coding_agents,
+    layouts,
+)
 from g2po_envs.alfworld import generate_games
 from g2po_trl import G2POTrainer, read_jsonl
 
@@ -96,6 +104,16 @@ def test_coding_agents(tmp_path, run_main, monkeypatch):
     run_main(coding_agents, "--bin", tmp_path, "--clients", "claude", "--output", tmp_path)
     found = results(tmp_path, "coding_agents.json")["clients"]["claude"]
     assert [len(found[script]["steps"]) for script in ("fixes", "fixes again")] == [1, 1] and not found["left"]
+
+
+def test_an_iteration_on_an_agent(tmp_path, run_main):
+    """With a program that asks once in place of the client: rewards by chance, and each parameter moves or none."""
+    (tmp_path / "claude").write_text(CLIENT.format(python=sys.executable))
+    os.chmod(tmp_path / "claude", 0o755)
+    tokenizer = ROOT / "envs" / "coding" / "model" / "tokenizer.json"
+    run_main(agent_iteration, "claude", "--bin", tmp_path, "--tokenizer", tokenizer, "--output", tmp_path)
+    found = results(tmp_path, "iteration_claude.json")
+    assert found["moved"] in (0, found["parameters"]) and found["metrics"]["update/step_samples"] == 4
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
