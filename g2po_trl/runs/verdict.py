@@ -95,9 +95,9 @@ class Cause(Enum):
         "Show in the observation or the state_key what an action changes.",
     )
     NO_REWARD = (
-        lambda t: not t["rewarded"] and t["ended"] > MOST * t["counted"],
+        lambda t: not t["rewarded"] and t["ended"] > ALMOST_NONE * t["counted"],
         "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
-        "Check that it pays for success: let an expert play (`g2po check`).",
+        "Check that it pays for success: let an expert play (`g2po check`). If so, teach the model (`g2po teach`).",
     )
     ERRORS = (
         lambda t: t["errors"] == t["episodes"],

@@ -28,7 +28,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ([LOST] * 3, Cause.NO_REWARD),
+        ([LOST + [episode(outcome="truncated")] * 6], Cause.NO_REWARD),
         ([[episode(outcome="truncated")] * 2], Cause.NOT_ENDED),
         ([WON, WON], Cause.EQUAL_REWARDS),
         ([WON, LOST], Cause.EQUAL_REWARDS),
