@@ -32,6 +32,7 @@ BESIDE_RAW_VALUES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+\.md)(?:#[^)]*)?\)")
 # An entry of docs/configuration.md: name, type, rest of the parentheses, text.
 FIELD = re.compile(r"^- `(\w+)` \((`[^`]+`), (.*?)\): (.*)$", re.MULTILINE)
 NUMBERS = re.compile(r"[−+±]?\d[\d\s.,%±×−+–/\[\]]*(?: ?(?:MB|GB|s|ms|points))?")  # a cell that must not wrap
+UNIT = re.compile(r"(?<=\d) (?=%|(?:[MG]?B|M|m?s)\b)")  # a line must not break here
 # Docstrings are read in editors and have Markdown's names, links and blocks; autodoc reads reStructuredText.
 MARKDOWN = (
     (re.compile(r"\[(`[\w.]+`)\]"), r"\1"),
@@ -85,12 +86,21 @@ def to_restructured_text(app, what, name, obj, options, lines):
 
 
 class Translator(HTML5Translator):
-    """Writes formulas as MathML, which browsers draw without a script, also offline; keeps numbers on one line."""
+    """Writes formulas as MathML, drawn without a script, also offline; keeps numbers and units on one line."""
 
     def visit_entry(self, node):
         if NUMBERS.fullmatch(node.astext().strip()):
             node["classes"].append("nowrap")
         super().visit_entry(node)
+
+    def encode(self, text):
+        code = getattr(self, "protect_literal_text", True)  # False from the end of __init__ on
+        return super().encode(text if code else UNIT.sub("\N{NO-BREAK SPACE}", text))
+
+    def visit_Text(self, node):
+        start = len(self.body)
+        super().visit_Text(node)
+        self.body[start:] = [piece.replace('"pre">-', '"pre nowrap">-') for piece in self.body[start:]]  # flags
 
     def visit_math(self, node):
         self.body.append(convert(node.astext()))

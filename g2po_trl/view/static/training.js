@@ -62,11 +62,17 @@ function showGroup(number) {
   showOverview();
 }
 
+// Not scrollIntoView, which would also scroll a page that embeds this one.
+function inRow(button) {
+  const [at, row] = [button, button.parentElement].map((one) => one.getBoundingClientRect());
+  button.parentElement.scrollLeft += Math.min(0, at.left - row.left) + Math.max(0, at.right - row.right);
+}
+
 function drawGroup(number) {
   group = shown.groups[number];
   [...$("groups").children].forEach((button, i) => {
     button.setAttribute("aria-pressed", i === number);
-    if (i === number) button.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (i === number) inRow(button);
   });
   const [low, high] = valueScale(shown);
   const won = wonThrough(group);
