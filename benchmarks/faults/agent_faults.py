@@ -19,7 +19,6 @@ import random
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from g2po_trl.agents.endpoint import running_endpoint
 from g2po_trl.agents.session import AgentEnd
 from g2po_trl.prompts.conversation import ChatResponse
 
-TURNS, EPISODES, SECONDS = 8, 32, 20.0
+TURNS, EPISODES, SECONDS, PER_EPISODE = 8, 32, 20.0, 2_000
 JUNK = [
     None,
     True,
@@ -166,23 +165,34 @@ def send(address: tuple[str, int], request: bytes, is_whole: bool = True) -> str
 
 
 def requests(total: int, seed: int) -> dict:
-    """Return the statuses of mutated requests, and whether the endpoint then answers as before."""
+    """Return the statuses of mutated requests, and whether the endpoint then answers as before.
+
+    An episode keeps its requests, so each has 2,000 of them: what grows beyond it is never given back.
+    """
     endpoint = running_endpoint()
+    counts, bad, memory, valid = Counter(), [], [], []
+    for number in range(max(1, total // PER_EPISODE)):
+        valid += _episode(endpoint, min(total, PER_EPISODE), f"{seed} {number}", counts, bad)
+        memory.append([sum(counts.values()), _left()["MiB"]])
+    statuses = dict(sorted(counts.items()))
+    return {"statuses": statuses, "valid": Counter(valid), "memory": memory, "bad": bad[:20], "left": _left()}
+
+
+def _episode(endpoint, total: int, seed: str, counts: Counter, bad: list[str]) -> list[str]:
+    """Send an episode's requests from 16 clients; return the statuses of a valid one before and after them."""
     address = ("127.0.0.1", endpoint.server_port)
-    session = endpoint.open_session(max_turns=10**9, max_requests=10**9)
+    session, lock = endpoint.open_session(max_turns=10**9, max_requests=10**9), threading.Lock()
 
     def answer_all() -> None:
         while not isinstance(call := session.next(), AgentEnd):
             session.answer(call, ChatResponse.read(ANSWER))
-            session.answered.clear()  # the trainer's session is an episode's
 
     threading.Thread(target=answer_all, daemon=True).start()
     path, written = PROTOCOLS["chat completions"]
     body = json.dumps({"model": "policy", **written(["word"])}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\nContent-Length: {len(body)}"
-    valid = f"{head}\r\n\r\n".encode() + body
-    first = send(address, valid)
-    counts, lock, bad = Counter(), threading.Lock(), []
+    request_of_all = f"{head}\r\n\r\n".encode() + body
+    first = send(address, request_of_all)
 
     def client(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -194,17 +204,14 @@ def requests(total: int, seed: int) -> dict:
                 if status.startswith("5") or status == "no answer" or (is_whole and status == "closed"):
                     bad.append(repr(request[:2000]))
 
-    memory = []
     clients = [threading.Thread(target=client, args=(number,)) for number in range(16)]
     for one in clients:
         one.start()
-    while any(one.is_alive() for one in clients):
-        time.sleep(5)
-        memory.append([sum(counts.values()), _left()["MiB"]])
-    last = send(address, valid)
+    for one in clients:
+        one.join()
+    last = send(address, request_of_all)
     endpoint.close_session(session)
-    statuses = dict(sorted(counts.items()))
-    return {"statuses": statuses, "valid": [first, last], "memory": memory, "bad": bad[:20], "left": _left()}
+    return [first, last]
 
 
 def main() -> None:
