@@ -187,7 +187,8 @@ def _episode(endpoint, total: int, seed: str, counts: Counter, bad: list[str]) -
         while not isinstance(call := session.next(), AgentEnd):
             session.answer(call, ChatResponse.read(ANSWER))
 
-    threading.Thread(target=answer_all, daemon=True).start()
+    model = threading.Thread(target=answer_all, daemon=True)
+    model.start()
     path, written = PROTOCOLS["chat completions"]
     body = json.dumps({"model": "policy", **written(["word"])}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\nContent-Length: {len(body)}"
@@ -210,6 +211,8 @@ def _episode(endpoint, total: int, seed: str, counts: Counter, bad: list[str]) -
     for one in clients:
         one.join()
     last = send(address, request_of_all)
+    session.end(AgentEnd())
+    model.join()
     endpoint.close_session(session)
     return [first, last]
 

@@ -213,7 +213,7 @@ vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_
 vllm_tensor_parallel_size warmup_steps weight_decay
 """
 
-# Of transformers 5.14, the oldest that is admitted, and those that it does not have yet.
+# Of transformers 5.17, the oldest that is admitted, and those that it does not have yet.
 OLDER = {"logging_dir", "warmup_ratio"}
 NEWER = {"activation_checkpointing", "activation_checkpointing_kwargs"}
 NEWER |= {"dataloader_in_order", "dataloader_multiprocessing_context"}
