@@ -30,6 +30,9 @@ class _Metadata(dict):
     def keys(self) -> Iterable[str]:
         return [name for name in super().keys() if name in ("help", "choices")]
 
+    def copy(self) -> dict[str, Any]:  # by which older transformers read it
+        return {name: self[name] for name in self.keys()}
+
 
 def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
     """Return the field of an option; a list or dictionary as default is copied. Without default it is required.
@@ -76,8 +79,7 @@ def hints_of(owner: type) -> dict[str, Any]:
 
 def kinds_of(hint: Any) -> list[Any]:
     """Return the types of a field's value, without `None`."""
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return [member for member in members if member is not type(None)]
+    return [it for it in get_args(hint) if it is not type(None)] if get_origin(hint) in (Union, UnionType) else [hint]
 
 
 def check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> None:
@@ -100,8 +102,7 @@ def check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -
 
 def _is_in(value: float, within: str) -> bool:
     low, high = map(float, within[1:-1].split(","))
-    is_end = value == low and within[0] == "[" or value == high and within[-1] == "]"
-    return low < value < high or is_end
+    return low < value < high or value == low and within[0] == "[" or value == high and within[-1] == "]"
 
 
 def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Mapping[str, str]) -> Iterator[str]:
@@ -161,8 +162,7 @@ def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, A
         known = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(defaults) or 'none'}"
         require(option in defaults, field, given, f"{owner} has no {option!r}; {known}")
         kind = type(defaults[option])
-        fits = kind not in KINDS or is_of_kind(value, kind)
-        require(fits, field, given, f"set {option} to a {KINDS.get(kind)}")
+        require(kind not in KINDS or is_of_kind(value, kind), field, given, f"set {option} to a {KINDS.get(kind)}")
     for option, default in defaults.items():
         require(option in given or default is not Parameter.empty, field, given, f"{owner} needs {option}")
 
