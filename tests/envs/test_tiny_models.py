@@ -28,7 +28,7 @@ SHOP = ShopSource()
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    return games.generate_games(tmp_path_factory.mktemp("games") / "held-out", "held-out", 8, seed=7, size="tiny")
+    return games.generate_games(tmp_path_factory.mktemp("games") / "held-out", "held-out", 6, seed=7, size="tiny")
 
 
 @pytest.mark.parametrize("tiny", [alfworld, sokoban, webshop], ids=lambda tiny: tiny.__name__.split(".")[1])
@@ -40,7 +40,7 @@ def test_files_are_small_and_it_plays_undecided(tiny, held_out):
     environment, rows, template, max_turns = {
         alfworld: (partial(alfworld.tiny_environment, held_out), held_out.rows(), ALFWORLD_COMPACT_PROMPT, 15),
         sokoban: (sokoban.tiny_environment, level_rows("small", 32, held_out=True), SOKOBAN_COMPACT_PROMPT, 12),
-        webshop: (partial(webshop.tiny_environment, SHOP), SHOP.rows("held-out", 20), COURSE.template, 12),
+        webshop: (partial(webshop.tiny_environment, SHOP), SHOP.rows("held-out", 12), COURSE.template, 12),
     }[tiny]
     options = TeachingArguments(max_completion_length=24, history_length=tiny.HISTORY_LENGTH, max_turns=max_turns)
     model = AutoModelForCausalLM.from_pretrained(tiny.tiny_model_path(), dtype=torch.float32)

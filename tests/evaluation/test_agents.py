@@ -137,7 +137,7 @@ def test_killed_and_resumed_gives_the_same_numbers(tmp_path):
     from g2po_envs.alfworld import generate_games
     from g2po_envs.alfworld.tiny import tiny_model_path
 
-    generate_games(tmp_path / "games", "held-out", 4, seed=11, size="tiny", num_workers=1, progress=False)
+    generate_games(tmp_path / "games", "held-out", 3, seed=11, size="tiny", num_workers=1, progress=False)
     shared = ["--environment", "alfworld", "--panel", str(tmp_path / "games"), "--panel-options", '{"compact": true}']
     shared += ["--model", str(tiny_model_path()), "--max-completion-length", "24", "--max-turns", "10"]
     shared += ["--batch-size", "2", "--seeds", "2", "--temperature", "1.0"]

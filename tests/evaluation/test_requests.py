@@ -73,9 +73,10 @@ RUNS = {
     # trained in float32, TRL's default
     "adapter of half weights": WINDOW,
 }
+KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("conversation", "half weights"))) for kind in RUNS]
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monkeypatch):
     """Greedily by the trained model, and by an engine whose completions follow from prompt and seed.
 

@@ -15,7 +15,7 @@ from g2po_trl.runs.iterations import load_log
 from g2po_trl.utils.json import write_json_lines
 
 
-@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(3, 2), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_path, capsys, logging_steps, eval_steps):
     """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
     options = {"logging_steps": logging_steps, "eval_strategy": "steps", "eval_steps": eval_steps}

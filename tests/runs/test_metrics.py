@@ -16,7 +16,7 @@ from g2po_trl import Step, Trajectory
 from g2po_trl.runs import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-RECOMPUTED = ("slices", "dynamic", "several")  # the other runs show what is logged and documented
+RECOMPUTED = ("slices", "dynamic", pytest.param("several", marks=pytest.mark.slow))  # others show the names
 OTHERWISE_TESTED = ("time/", "advantage/")
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}

@@ -295,7 +295,7 @@ def drawn(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatch, capsys):
     """An adapter is on the language part, as in training."""
     peft = ["--use_peft", "true", "--lora_target_modules", "all-linear"] if adapter else []

@@ -36,7 +36,7 @@ def log_of(trainer):
     "options",
     [
         {"loss_type": "dapo", "num_iterations": 2},
-        {"loss_type": "grpo", "peft_config": LORA, "old_log_probs": "auto"},
+        pytest.param({"loss_type": "grpo", "peft_config": LORA, "old_log_probs": "auto"}, marks=pytest.mark.slow),
     ],
     ids=["dapo, two passes", "grpo, LoRA, corrected"],
 )
