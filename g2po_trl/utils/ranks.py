@@ -22,7 +22,7 @@ def on_main(accelerator: Accelerator, work: Callable[[], Any]) -> Any:
         try:
             result = work()
         except Exception as error:
-            failure = error
+            failure = error if isinstance(error, (ValueError, OSError)) else RuntimeError(repr(error))  # can be sent
     result, failure = broadcast_object_list([result, failure])
     if failure is not None:
         raise failure
