@@ -7,7 +7,7 @@ The folder START gets an untrained vision-language model (Idefics3) with its pro
     g2po teach g2po_envs.sokoban.tiny:drawn_environment --config sokoban-images --model START --tasks START/tasks.jsonl
 
 The model reads a square of the picture as one token. It is taught to say where everything is before it moves
-(`describing_expert`): from its moves alone it does not learn to look (benchmarks/results/tiny_models/log.md).
+(`describing_expert`): from its moves alone it does not learn to look (benchmarks/results/tiny_models/README.md).
 """
 
 from __future__ import annotations
