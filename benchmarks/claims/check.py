@@ -1,4 +1,4 @@
-"""Recompute every number on README.md, docs/benchmarks.md and benchmarks/results/README.md; fail if a page differs.
+"""Recompute every number on README.md, docs/benchmarks.md and benchmarks/results/README.md, and some of other pages.
 
     python -m benchmarks.claims.check        (make numbers)
 
@@ -12,10 +12,10 @@ Expressions call `sources.py`, which reads raw values, recipes and defaults. Pri
 and exits with 1 if there is any. What is in backticks, in a code block (but for comments of commands) or in the target
 of a link is code and not looked at, nor are digits within a word (G2PO, 7B).
 
-The format of `said.txt`: `= PAGE` begins a page. A line is a piece of its text. Any white space in it stands
-for any other, `{{expression}}` for what that returns: one number, two for `number ± number`, three for `number
-[number, number]`. There, "two" to "twelve" are numbers, too. `~ PATTERN ~ REASON` sets digits apart that are neither
-measured nor set. A line that starts with `#` is a comment.
+The format of `said.txt`: `= PAGE` begins a page, `≈ PAGE` one that may have numbers beside those of its pieces. A line
+is a piece of its text. Any white space in it stands for any other, `{{expression}}` for what that returns: one number,
+two for `number ± number`, three for `number [number, number]`. There, "two" to "twelve" are numbers, too.
+`~ PATTERN ~ REASON` sets digits apart that are neither measured nor set. A line that starts with `#` is a comment.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class Page:
     Args:
         pieces: (text, pattern with a group for each number, values of the groups).
         apart: (pattern, reason) of digits that need not be accounted for.
+        whole: whether each number of the page must be accounted for.
     """
 
     pieces: list[tuple[str, re.Pattern[str], list[float]]] = field(default_factory=list)
     apart: list[tuple[str, str]] = field(default_factory=list)
+    whole: bool = True
 
 
 def read(text: str) -> dict[str, Page]:
     """The pages of `said.txt`, with all expressions evaluated."""
     pages: dict[str, Page] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
-        if line.startswith("= "):
-            page = pages[line[2:]] = Page()
+        if line.startswith(("= ", "≈ ")):
+            page = pages[line[2:]] = Page(whole=line[0] == "=")
         elif line.startswith("~ "):
             pattern, reason = line[2:].split(" ~ ")
             page.apart.append((pattern, reason))
@@ -109,7 +111,7 @@ def problems(texts: Mapping[str, str], pages: Mapping[str, Page]) -> list[str]:
             if not spans:
                 found.add((name, 0, f"has nothing like {pattern!r}, which is set apart"))
             accounted += spans
-        for match in LONE.finditer(prose(text)):
+        for match in LONE.finditer(prose(text) if page.whole else ""):
             if not any(start < match.end() <= end for start, end in accounted):
                 found.add((name, line_of(text, match.start()), f"nothing accounts for {match[0]}"))
     return [f"{name}:{line}: {message}" for name, line, message in sorted(found)]

@@ -1,4 +1,4 @@
-"""Where the numbers of README.md and docs/benchmarks.md come from: what `said.txt` calls.
+"""Where the numbers of the pages come from: what `said.txt` calls.
 
 Raw values of `results`, read and summed up here and not by the code that wrote the tables; recipes. Success is in
 percent. A function returns a number, (number, half width of its 95 % interval or what its docstring says) or
@@ -132,6 +132,11 @@ def areas(estimator: str, norm: str) -> tuple[float, float, float]:
 def best_area(estimator: str) -> float:
     """At its own best learning rate."""
     return max(float(np.mean(of["areas"])) for of in raw("credit/results.json")["plain"][estimator].values())
+
+
+def area_by_group(estimator: str, size: int) -> float:
+    """Mean success during training in groups of that size, with updates of norm 1."""
+    return float(np.mean(raw("credit/results.json")["sweeps"]["group_size"][estimator][str(size)]["areas"]))
 
 
 def by_lambda(value: float, setting: str = "default") -> tuple[float, float]:
@@ -331,10 +336,28 @@ def change(temperature: str, model: str = "results") -> tuple[float, float]:
     return mean_and_error(trained - initial)
 
 
+def by_play(temperature: str, when: str) -> tuple[float, float]:
+    """Mean and standard deviation over plays of all games."""
+    return mean_and_deviation(raw("temperature/results.json")["temperatures"][temperature][when]["by_seed"])
+
+
+def by_type(temperature: str, when: str, kind: str) -> float:
+    """Of the games whose type begins so."""
+    of, kinds = raw("temperature/results.json"), raw("temperature/games.json")
+    won = of["temperatures"][temperature]["won"][when]
+    return 100 * float(np.mean([won[game] for game in won if kinds[game].startswith(kind)])) / of["seeds"]
+
+
 def oracle(mode: str, temperature: float, model: str = "results") -> float:
     """Success with perfect copying or planning."""
     found = raw(f"oracles/{model}.json")["results"]
     return next(one["success"] for one in found if one["mode"] == mode and one["temperature"] == temperature)
+
+
+def by_history(history: str, seed: int, step: int = 40) -> float:
+    """Held-out success at 1.0 by window or conversation."""
+    panels = raw(f"history/{history}-seed{seed}.json")["panels"]
+    return 100 * next(of["success_rate"] for of in panels if (of["step"], of["temperature"]) == (step, 1.0))
 
 
 # --- SmolLM2-135M: pretrained.py, gpu/pretrained.py; costs
