@@ -69,7 +69,7 @@ def step(start: tuple, end: tuple, action: str, advantages: list[float], dy: int
     return line + text(x, y, action, "small", "middle") + text(x, y + 16, numbers, f"num {kind}", "middle")
 
 
-def credit() -> str:
+def credit() -> tuple[str, str]:
     """The example of docs/method.md: three attempts at one task, by GRPO and by G2PO."""
     walks = [
         (8.0, ("hall", "go to kitchen"), ("kitchen", "open fridge")),
@@ -88,23 +88,24 @@ def credit() -> str:
         rooms, end = [walk[1][0], walk[2][0]], "✓ food" if walk[0] else "✗ nothing"
         parts += [box(54, y, rooms[0]), step((88, y), (204, y), walk[1][1], [first]), box(240, y, rooms[1])]
         parts += [step((274, y), (378, y), walk[2][1], [second]), text(386, y + 5, end, "num")]
-    parts += [text(490, 30, "G2PO: equal states merge, one credit for each step", "title")]
-    parts += [box(524, 176, "hall"), box(760, 106, "kitchen"), box(760, 246, "cellar")]
-    parts += [step((558, 164), (722, 114), "go to kitchen, twice", [by_g2po[0][0], by_g2po[2][0]], -48)]
-    parts += [step((558, 188), (722, 238), "go to cellar", [by_g2po[1][0]], 30)]
-    parts += [step((794, 98), (890, 72), "open fridge", [by_g2po[0][1]], -28), text(898, 76, "✓ food", "num")]
-    parts += [step((794, 114), (890, 140), "look", [by_g2po[2][1]], 22), text(898, 146, "✗ nothing", "num")]
-    parts += [step((794, 246), (890, 246), "wait", [by_g2po[1][1]]), text(898, 251, "✗ nothing", "num")]
-    return svg(1000, 290, "Credit by GRPO and by G2PO for three attempts at one task", parts)
+    left = svg(520, 290, "Credit by GRPO for three attempts at one task", parts)
+    parts = [text(10, 30, "G2PO: one credit for each step", "title")]
+    parts += [box(44, 176, "hall"), box(280, 106, "kitchen"), box(280, 246, "cellar")]
+    parts += [step((78, 164), (242, 114), "go to kitchen, twice", [by_g2po[0][0], by_g2po[2][0]], -48)]
+    parts += [step((78, 188), (242, 238), "go to cellar", [by_g2po[1][0]], 30)]
+    parts += [step((314, 98), (410, 72), "open fridge", [by_g2po[0][1]], -28), text(418, 76, "✓ food", "num")]
+    parts += [step((314, 114), (410, 140), "look", [by_g2po[2][1]], 22), text(418, 146, "✗ nothing", "num")]
+    parts += [step((314, 246), (410, 246), "wait", [by_g2po[1][1]]), text(418, 251, "✗ nothing", "num")]
+    return left, svg(520, 290, "Credit by G2PO for the same attempts", parts)
 
 
 def learning() -> str:
     """Success of three methods in training, mean of twelve seeds, and on held-out games afterwards."""
     with gzip.open(RUNS, "rt") as file:
         runs = [run for run in map(json.loads, file) if run["stage"] == "main"]
-    left, right, top, bottom, highest, window = 56, 520, 50, 330, 60, 5
-    parts = [text(20, 24, "Success in training, %", "title"), text(right + 14, 24, "Held-out games", "title")]
-    parts += [text(right + 14, 42, "after training", "small")]
+    left, right, top, bottom, highest, window = 40, 300, 56, 280, 60, 5
+    parts = [text(20, 24, "Success in training, %", "title"), text(right + 14, 24, "Held-out", "title")]
+    parts += [text(right + 14, 42, "games, at the end", "small")]
     parts += [text((left + right) / 2, bottom + 42, "iterations of 64 episodes", "small", "middle")]
     for percent in range(0, highest + 1, 20):
         y = bottom - (bottom - top) * percent / highest
@@ -125,7 +126,7 @@ def learning() -> str:
         ends.append((y[-1], arm, name, 100 * np.mean(held_out)))
     for place, (_, arm, name, held_out) in enumerate(sorted(ends)):
         parts += [text(right + 14, min(ends)[0] + 24 * place + 5, f"{name} {held_out:.1f} %", f"num {arm}")]
-    return svg(720, 400, "Success of G2PO, GiGPO and GRPO in training and on held-out games", parts)
+    return svg(450, 330, "Success of G2PO, GiGPO and GRPO in training and on held-out games", parts)
 
 
 def loop() -> str:
@@ -182,5 +183,7 @@ def tree() -> str:
 
 
 if __name__ == "__main__":
-    for draw in (credit, learning, loop, history, tree):
-        (DOCS / "_static" / f"{draw.__name__}.svg").write_text(draw(), encoding="utf-8")
+    figures = dict(zip(("credit_grpo", "credit_g2po"), credit()))
+    figures |= {draw.__name__: draw() for draw in (learning, loop, history, tree)}
+    for name, figure in figures.items():
+        (DOCS / "_static" / f"{name}.svg").write_text(figure, encoding="utf-8")
