@@ -354,6 +354,12 @@ def oracle(mode: str, temperature: float, model: str = "results") -> float:
     return next(one["success"] for one in found if one["mode"] == mode and one["temperature"] == temperature)
 
 
+def start_of(environment: str, temperature: str, seed: int, measure: str = "success") -> float:
+    """Of a bundled model before training."""
+    play = raw("tiny_models/results.json")[environment]["temperatures"][temperature][seed]
+    return 100 * play["won"].count("1") / len(play["won"]) if measure == "success" else play[measure]
+
+
 def by_history(history: str, seed: int, step: int = 40) -> float:
     """Held-out success at 1.0 by window or conversation."""
     panels = raw(f"history/{history}-seed{seed}.json")["panels"]
