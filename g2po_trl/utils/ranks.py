@@ -9,6 +9,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from .errors import G2POError
+
 
 def any_rank(accelerator: Accelerator, flag: bool) -> bool:
     """Return whether the flag is set on any rank. All ranks call it together."""
@@ -16,14 +18,13 @@ def any_rank(accelerator: Accelerator, flag: bool) -> bool:
 
 
 def on_main(accelerator: Accelerator, work: Callable[[], Any]) -> Any:
-    """Run `work` on the main process, and return its result, or raise its error, on all ranks."""
-    result = failure = None
-    if accelerator.is_main_process:
-        try:
-            result = work()
-        except Exception as error:
-            failure = error if isinstance(error, (ValueError, OSError)) else RuntimeError(repr(error))  # can be sent
-    result, failure = broadcast_object_list([result, failure])
-    if failure is not None:
-        raise failure
+    """Run `work` on the main process, and return its result, or raise its error, or a text of it, on all ranks."""
+    failure = None
+    try:
+        result = work() if accelerator.is_main_process else None
+    except Exception as error:
+        result, failure = None, error
+    result, told = broadcast_object_list([result, failure and str(failure)])  # not every error can be sent
+    if told is not None:
+        raise failure or G2POError(told)
     return result

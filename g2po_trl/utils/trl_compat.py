@@ -28,7 +28,6 @@ from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing as disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_model_id  # noqa: F401
 
-from .errors import G2POError
 from .forward_pass import evaluation_mode, without_cudnn_attention
 from .options import require
 
@@ -114,9 +113,8 @@ def _at_places(body: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
 def expose_body(model: torch.nn.Module) -> None:
     """Make `base_model`, which TRL's fused LM head calls, the model without its LM head, if it is the model itself."""
     if model.base_model is model:
-        if not hasattr(model, "model"):
-            kind = type(model).__name__
-            raise G2POError(f"model is a {kind}, in which TRL finds no part without LM head: pass its text model")
+        remedy = "TRL finds no part of it without LM head: pass its text model"
+        require(hasattr(model, "model"), "model", type(model).__name__, remedy)
         model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
 
 

@@ -23,6 +23,7 @@ from transformers.trainer_callback import TrainerState
 
 from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
 from g2po_trl.utils.images import as_picture, read_png
+from g2po_trl.utils.ranks import on_main
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -127,6 +128,11 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
     assert left() is None, "no image stays in memory"
     torch.testing.assert_close(loaded, mini_batches, rtol=0, atol=0)
     assert RunState({}).restore(tmp_path, {}) == []
+
+
+def test_an_error_at_the_start_is_raised_as_it_is():
+    with pytest.raises(KeyError):  # on other ranks its text
+        on_main(Accelerator(cpu=True), lambda: {}["x"])
 
 
 def test_which_checkpoint(tmp_path):
