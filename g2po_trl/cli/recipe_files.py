@@ -96,15 +96,16 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
         value = values.get(field, least)
         require(least <= value < below, field, value, f"set it to {least} or more, and below {below}")
     for name in filter(values.get, ("model_name_or_path", "critic_model_name_or_path")):
-        needs_template = values.get("chat_template") is None and name == "model_name_or_path"
-        check_model(name, str(values[name]), needs_template, bool(values.get("trust_remote_code")))
-    for name in ("tasks", "eval_tasks", "chat_template"):
-        file = values.get(name)
-        require(file is None or Path(file).is_file(), name, str(file), "there is no such file")
+        policy = name == "model_name_or_path"
+        options = {"trust_remote_code": bool(values.get("trust_remote_code"))}
+        options |= (policy and values.get("model_init_kwargs")) or {}
+        check_model(name, str(values[name]), policy and values.get("chat_template") is None, **options)
+    for name in (name for name in ("tasks", "eval_tasks", "chat_template") if values.get(name) is not None):
+        require(Path(values[name]).is_file(), name, str(values[name]), "there is no such file")
 
 
-def check_model(field: str, name: str, needs_template: bool = True, trusts_code: bool = False) -> None:
-    """Raise `G2POError` unless a name is a folder whose model can be loaded, or is on the Hub or in its cache."""
+def check_model(field: str, name: str, needs_template: bool = True, **options: Any) -> None:
+    """Raise `G2POError` unless a folder's model can be loaded with `options`, or the Hub or its cache has the name."""
     from huggingface_hub import model_info, try_to_load_from_cache
 
     path = Path(name)
@@ -114,7 +115,7 @@ def check_model(field: str, name: str, needs_template: bool = True, trusts_code:
     require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
     try:
         if path.is_dir():
-            load_without_numbers(path, needs_template, trusts_code)
+            load_without_numbers(path, needs_template, options)
         elif not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", ADAPTER_CONFIG)):
             model_info(name, timeout=10)  # at once, where loading tries five times
     except Exception as error:  # of a name that is no id, of the Hub, the network, JSON, Rust, and transformers
@@ -122,7 +123,7 @@ def check_model(field: str, name: str, needs_template: bool = True, trusts_code:
         raise G2POError(f"{told}, or pass another folder or id of the Hub", field, name) from error
 
 
-def load_without_numbers(folder: Path, needs_template: bool, trusts_code: bool) -> None:
+def load_without_numbers(folder: Path, needs_template: bool, options: Keys) -> None:
     """Load a folder's model without the numbers of its weights, and its tokenizer. Raises whatever that raises."""
     from peft import PeftConfig
     from transformers import PreTrainedConfig
@@ -136,9 +137,10 @@ def load_without_numbers(folder: Path, needs_template: bool, trusts_code: bool) 
     config, _ = PreTrainedConfig.get_config_dict(getattr(of_adapter, "base_model_name_or_path", None) or folder)
     if is_deepspeed_zero3_enabled() or needs_numbers or "quantization_config" in config:
         return  # it needs a device or a package, and ZeRO-3 takes no `device_map`
-    loaded = load_model(str(folder), device_map="meta", trust_remote_code=trusts_code)
+    of_files = {"trust_remote_code": options.get("trust_remote_code", False), "variant": options.get("variant")}
+    loaded = load_model(str(folder), device_map="meta", **of_files)
     if needs_template:
-        processing_class = load_tokenizer(str(folder), loaded, trust_remote_code=trusts_code)
+        processing_class = load_tokenizer(str(folder), loaded, trust_remote_code=of_files["trust_remote_code"])
         tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
         spells = len(tokenizer) > len(tokenizer.added_tokens_decoder)
         require(spells and template is not None, "chat_template" if spells else "tokenizer", None, "save one there")

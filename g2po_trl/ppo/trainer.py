@@ -118,7 +118,7 @@ class PPOTrainer(G2POTrainer):
             max_grad_norm=args.max_grad_norm,
             gradient_checkpointing=args.gradient_checkpointing,
             adamw={"betas": betas, "eps": args.adam_epsilon, "weight_decay": args.weight_decay},
-            model_kwargs={name: known[name] for name in ("revision", "attn_implementation") if name in known},
+            model_kwargs={key: known[key] for key in ("revision", "variant", "attn_implementation") if key in known},
         )
         self.resumption.kept_in_files.append(self.critic)
 

@@ -196,14 +196,16 @@ def test_a_broken_model_folder_is_refused_before_anything_is_loaded(tiny_model_d
 
 
 def test_a_model_that_trains_is_not_refused(tiny_model_dir, tmp_path, monkeypatch):
-    """One with code for its tokenizer, an adapter that is computed from its base, and any under ZeRO-3."""
+    """One with code for its tokenizer, a variant, an adapter that is computed from its base, and any under ZeRO-3."""
     shutil.copytree(tiny_model_dir, tmp_path / "own")
+    (tmp_path / "own" / "model.safetensors").rename(tmp_path / "own" / "model.fp16.safetensors")
     code = "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass"
     (tmp_path / "own" / "own.py").write_text(code)
     own = json.loads((file := tmp_path / "own" / "tokenizer_config.json").read_text())
     own |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
     file.write_text(json.dumps(own))
-    check_files_and_packages({"model_name_or_path": tmp_path / "own", "trust_remote_code": True})
+    options = {"trust_remote_code": True, "model_init_kwargs": {"variant": "fp16"}}
+    check_files_and_packages({"model_name_or_path": tmp_path / "own", **options})
     base = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     config = LoraConfig(init_lora_weights="pissa", target_modules=["q_proj"])
     get_peft_model(base, config).save_pretrained(tmp_path / "adapter")

@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate. Raises `G2POError` if too many episodes ended in an environment error."""
     options, of_run = read(argv)
     if not options.base_url:
-        of_engine = options.engine_options
-        check_model("model", options.model, "tokenizer" not in of_engine, bool(of_engine.get("trust_remote_code")))
+        check_model("model", options.model, "tokenizer" not in options.engine_options, **options.engine_options)
         check_files_and_packages({"engine": options.engine})
     from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
