@@ -11,7 +11,6 @@ import torch
 from families import FAMILIES, LAYOUTS, WINDOW, errors
 from peft import LoraConfig
 
-from g2po_trl.update import attention
 from g2po_trl.update.attention import why_not_by_branches
 from g2po_trl.update.policy.probe import why_not_forked
 
@@ -40,22 +39,6 @@ def test_the_configuration_tells_the_layout(name):
     family, model = FAMILIES[name], FAMILIES[name].build()
     assert (why_not_by_branches(model) is None) == (family.layout != "forked")
     assert family.layout != "forked" or why_not_forked(model) is None
-
-
-def test_a_window_left_out_would_be_seen_here(monkeypatch):
-    """The samples are long enough to tell: without windows they are nats off."""
-    attend = attention._of_branch
-    monkeypatch.setattr(
-        attention, "_of_branch", lambda *parts, **options: attend(*parts, **{**options, "sliding_window": None})
-    )
-    (nats, _) = errors(FAMILIES["Mistral with a window"], ("shared",))["shared"]
-    assert nats > 0.1
-
-
-def test_falcons_attention_is_not_in_the_registry_and_the_start_finds_it(make_family_trainer):
-    trainer = make_family_trainer("Falcon")
-    trainer.start_check.compare(trainer.model)
-    assert trainer.update.layout.kind == "padded" and trainer.update.layout.fused
 
 
 @pytest.mark.slow

@@ -6,17 +6,19 @@
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from causal_models import MODEL_TYPES, tiny_model
+from causal_models import MODEL_TYPES, random_model, tiny_model
 from conftest import build_tokenizer
 from families import alone, gradient, samples
 from letter_environment import LongLetterEnvironment
 from letter_trainer import make_letter_trainer
+from refusals import refused
 
 from g2po_trl.update.batch import StepBatch
 
@@ -120,6 +122,13 @@ def test_a_model_that_changes_its_logits_otherwise_takes_its_own_head(model_type
 def test_what_no_branches_and_no_forks_take_is_padded_or_refused(model_type, of, why, tmp_path, tokenizer):
     """Mamba's cache does not start continuations with a gradient, and Bart takes no position ids."""
     assert outcome(model_type, tmp_path, tokenizer) == (of, why)
+
+
+def test_an_encoder_is_refused(tmp_path, tokenizer):
+    options = {"is_decoder": False, "initializer_range": 0.02}  # another order of later tokens changes little
+    model = random_model(transformers.AutoModelForCausalLM, "roformer", len(tokenizer), **options)
+    with closing(make_trainer(model, tmp_path, tokenizer)) as trainer, refused("model"):
+        trainer.start_check.compare(trainer.model, with_reference=False)
 
 
 @pytest.mark.slow

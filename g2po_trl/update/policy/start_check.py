@@ -34,8 +34,8 @@ _SAMPLE_TOKENS = 64  # of the conversation that is scored before training
 def sample_conversation(encode: Any, messages: Sequence[dict[str, Any]], images: Sequence[Picture] = ()) -> StepBatch:
     """Return two step samples of equal length: the end of a conversation as the chat template writes it.
 
-    They have the first half of the tokens in common, and the second half counts as the completion. With images, that
-    is the answer. `encode` is a `ChatEncoder`.
+    They have the first half of the tokens in common, and the second half counts as the completion; with images, that
+    is the answer. The other completion repeats the last token. `encode` is a `ChatEncoder`.
     """
     asked = list(messages)
     try:
@@ -49,7 +49,7 @@ def sample_conversation(encode: Any, messages: Sequence[dict[str, Any]], images:
         ids = ids[-_SAMPLE_TOKENS:]
         at = max(1, len(ids) // 2)
     prompt, completion = np.split(ids, [at])
-    completions, ones = [completion, np.roll(completion, 1)], np.ones(2, np.float32)
+    completions, ones = [completion, np.full_like(completion, completion[-1])], np.ones(2, np.float32)
     return StepBatch([prompt] * 2, completions, ones, ones.astype(bool), images=[images] * 2)
 
 
