@@ -1,8 +1,9 @@
 """Exceptions in words, with the line of the user's code, and who caused them, the model or its environment.
 
-The environment's are `BrokenEnvironmentError`, a violated contract, `ConnectionError` and `TimeoutError`, what network
-libraries raise for a connection (`_OF_CONNECTIONS`), and HTTP statuses of a service that is overloaded or down. All
-others are the model's, also a broken pipe to a process, which the model ends by `exit`, and an unknown host name.
+The environment's are `BrokenEnvironmentError`, a violated contract, `ConnectionError` and `TimeoutError`, a network
+that is not reached, what libraries raise for a connection (`_OF_CONNECTIONS`), and HTTP statuses of a service that is
+overloaded or down. All others are the model's, also a broken pipe to a process, which the model ends by `exit`, and an
+unknown host name.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _OF_CONNECTIONS = frozenset(
     "websockets.ConnectionClosed websocket.WebSocketConnectionClosedException "
     "websocket.WebSocketTimeoutException".split()
 )
+_UNREACHED = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, socket.EAI_AGAIN)
 
 
 class BrokenEnvironmentError(RuntimeError):
@@ -56,6 +58,7 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
         if any(isinstance(code, int) and (code in (408, 429) or 500 <= code < 600) for code in status):
             return True  # overloaded or down
         is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _names(one) & _OF_CONNECTIONS for one in places)
+        is_cut |= any(getattr(one, "errno", None) in _UNREACHED for one in places)
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
         if is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError):
             return True

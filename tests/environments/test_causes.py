@@ -1,5 +1,6 @@
 """Who caused an exception: the model, which broke its shell, or the environment, whose service is down."""
 
+import errno
 import socket
 import subprocess
 from urllib.error import URLError
@@ -38,10 +39,9 @@ MODELS = [
 ENVIRONMENTS = [
     of_status(500),
     of_status(429),
-    ConnectionRefusedError(),
-    URLError(ConnectionRefusedError()),
-    httpx.ConnectError("refused"),
-    httpx.ReadTimeout("it waited"),
+    *(ConnectionRefusedError(), socket.gaierror(socket.EAI_AGAIN, "x")),
+    *(URLError(one) for one in (ConnectionRefusedError(), OSError(errno.ENETUNREACH, "x"))),
+    *(httpx.ConnectError("refused"), httpx.ReadTimeout("it waited")),
     requests.exceptions.ChunkedEncodingError(),
     BrokenEnvironmentError("x"),
     ExceptionGroup("a", [ExceptionGroup("b", [KeyError(), ConnectionResetError()])]),
