@@ -127,13 +127,13 @@ class PromptTemplate:
         """Return the action and validity of a completion, given the end and the listed actions of its prompt."""
         try:
             action, valid = self.parse_completion(completion, prompt_end)
+            str.casefold(action)  # a TypeError of what is no text
         except Exception as error:  # of a parser of the user's own, on an odd completion
             name = getattr(self.parse_completion, "__qualname__", "parse_completion")
             warnings.warn(f"{name} raised {type(error).__name__}: the completion is invalid", stacklevel=2)
             action, valid = completion[-FALLBACK_CHARACTERS:].strip(), False
         alike = {one for one in admissible_actions or () if one.casefold() == action.casefold()}
-        is_misspelled = not self.match_case and len(alike) == 1
-        return ParsedCompletion(alike.pop() if is_misspelled else action, valid)
+        return ParsedCompletion(alike.pop() if len(alike) == 1 and not self.match_case else action, bool(valid))
 
     def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:
         """Return a completion with an action, alone or after an empty thought. Raises `G2POError` if neither fits."""

@@ -154,10 +154,10 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
         fit_prompt(TEMPLATE, encode, 10, **arguments)
 
 
-def test_a_parser_that_raises_makes_the_completion_invalid():
-    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
+def test_a_parser_that_raises_or_returns_no_text_makes_the_completion_invalid():
+    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: (json.loads(completion), True))
     with pytest.warns(UserWarning):
-        assert template.read('{"action": "g') == ('{"action": "g', False)
+        assert [template.read(written) for written in ('"g', "5")] == [('"g', False), ("5", False)]
 
 
 def test_prompts_show_what_the_template_shows_of_an_observation():
