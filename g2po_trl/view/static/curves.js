@@ -2,7 +2,7 @@
 
 const PHASES = ["environment", "generation", "logps", "advantage", "update"];
 const PHASE_COLOURS = ["#4c9f70", "#3b7dd8", "#a86fd1", "#888888", "#e08a3c"];
-const SMOOTHED = 5;
+const SMOOTHED = 5, FEWEST = 5;  // iterations at both ends; episodes of an evaluation that are compared
 
 // Means over the last SMOOTHED points, over fewer at the start.
 const smooth = (line) => line.map(([x], i) => [x, mean(line.slice(Math.max(0, i - SMOOTHED + 1), i + 1).map(([, y]) => y))]);
@@ -152,33 +152,54 @@ function chartsOf(sources, indexes) {
   return charts;
 }
 
-// Success before and after: of the evaluations, or else of the first and the last iterations, with standard errors.
-function successes() {
+// The first and the last evaluation of the set "report", or else of the last set; `null`: fewer than two.
+function evaluated() {
   const named = run.evaluations.filter((e) => Number.isFinite(e.success_rate));
   const mine = named.filter((e) => e.name === (named.some((one) => one.name === "report") ? "report" : named.at(-1).name));
-  if (mine.length > 1) {
-    const [first, last] = [mine[0], mine.at(-1)];
-    return { from: first.success_rate, to: last.success_rate, of: `evaluations at step ${first.step} and ${last.step}${last.episodes ? `, ${last.episodes} episodes each` : ""}` };
-  }
-  const line = lineOf(run.curves, "success"), part = Math.min(SMOOTHED, Math.floor(line.length / 2));
-  if (!part) return null;
-  const ends = [line.slice(0, part), line.slice(-part)], [from, to] = ends.map((some) => mean(some.map(([, y]) => y)));
-  const span = (some) => (part > 1 ? `${some[0][0]} to ${some.at(-1)[0]}` : some[0][0]);
-  return { from, to, of: `iterations ${span(ends[0])}, and ${span(ends[1])}` };
+  return mine.length > 1 ? [mine[0], mine.at(-1)] : null;
 }
 
-// What happened, in one sentence: why there was nothing to learn from, or whether success changed.
+// The first and the last iterations, at most `SMOOTHED` at each end, with mean success.
+function endsOfTraining() {
+  const line = lineOf(run.curves, "success"), part = Math.min(SMOOTHED, Math.floor(line.length / 2));
+  const [first, last] = [line.slice(0, part), line.slice(-part)];
+  return part ? { part, first, last, from: mean(first.map(([, y]) => y)), to: mean(last.map(([, y]) => y)) } : null;
+}
+
+// Success before and after: of the evaluations, or else of the first and the last iterations.
+function successes() {
+  const pair = evaluated(), ends = endsOfTraining();
+  if (pair) {
+    const [first, last] = pair;
+    return { from: first.success_rate, to: last.success_rate, of: `evaluations at step ${first.step} and ${last.step}${last.episodes ? `, ${last.episodes} episodes each` : ""}` };
+  }
+  const span = (some) => (some.length > 1 ? `${some[0][0]} to ${some.at(-1)[0]}` : some[0][0]);
+  return ends && { from: ends.from, to: ends.to, of: `iterations ${span(ends.first)}, and ${span(ends.last)}` };
+}
+
+// The standard error of a success rate, by Agresti and Coull, as in runs/metrics.py.
+const errorOfShare = ({ success_rate: rate, episodes: number }) => {
+  const share = (rate * number + 1) / (number + 2);
+  return Math.sqrt(share * (1 - share) / (number + 2));
+};
+
+// What happened, in one sentence: why there was nothing to learn from, or whether success changed, by the less noisy of
+// training and evaluations, as in report/plain.py.
 function diagnosis() {
   if (!index) return "Reading the run …";
   if (index.verdict) return index.verdict;
-  const errors = index.iterations.map(({ error }) => error), line = lineOf(run.curves, "success");
-  const part = Math.min(SMOOTHED, Math.floor(line.length / 2));
-  if (!part) return "Too few iterations to tell whether it learns.";
-  const [before, after] = [line.slice(0, part), line.slice(-part)].map((some) => mean(some.map(([, y]) => y)));
+  const ends = endsOfTraining(), pair = evaluated();
+  if (!ends) return "Too few iterations to tell whether it learns.";
+  const errors = index.iterations.map(({ error }) => error), { part } = ends;
   const spread = [...errors.slice(0, part), ...errors.slice(-part)];
-  const error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (after - before);
-  const what = Math.abs(after - before) > 2 * error ? (points > 0 ? "rose" : "fell") : "did not clearly change";
-  return `Success in training ${what}: ${signed(points, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points in the last ${amountOf(part, "iteration")} against the first.`;
+  let error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (ends.to - ends.from);
+  let [where, span] = ["training", ` in the last ${amountOf(part, "iteration")} against the first`];
+  const ofEvaluations = pair && pair.every((e) => e.episodes >= FEWEST) ? Math.hypot(...pair.map(errorOfShare)) : NaN;
+  if (Number.isFinite(ofEvaluations) && !(error <= ofEvaluations)) {
+    [error, points, where, span] = [ofEvaluations, 100 * (pair[1].success_rate - pair[0].success_rate), "evaluations", ""];
+  }
+  const what = Math.abs(points) > 200 * error ? (points > 0 ? "rose" : "fell") : "did not clearly change";
+  return `Success in ${where} ${what}: ${signed(points, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points${span}.`;
 }
 
 function drawSummary(success) {
