@@ -43,8 +43,8 @@ class Workspace:
         require(not (source / ".git").is_file(), "workspace", str(source), remedy)
         for name in filter(lambda name: os.path.islink(f"{self.source}/{name}"), _files(self.source)):
             link = self.source / name
-            target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(link)))
-            leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
+            is_inside = Path(os.path.realpath(link)).is_relative_to(self.source)  # through other links, too
+            leads_out = os.path.isabs(os.readlink(link)) or not is_inside
             is_safe = os.access(link, os.X_OK) or link.exists() and not os.access(link, os.W_OK)
             leads_out &= link.is_dir() or not (is_safe and any(map(self._ignored.match, Path(name).parts)))
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")

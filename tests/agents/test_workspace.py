@@ -252,9 +252,9 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     [
         (lambda source: (source / ".git").write_text("gitdir: /elsewhere"), {}, "workspace"),
         (lambda source: (source / "out").symlink_to("../shared"), {}, "workspace"),
-        (lambda source: (source / "whole").symlink_to(source / "add.py"), {}, "workspace"),
+        (lambda source: [(source / n).symlink_to(to) for n, to in (("a", "."), ("b", "a/../c"))], {}, "workspace"),
         (lambda source: (source / ".venv").symlink_to(".."), {}, "workspace"),
-        (lambda source: (source / "a.pyc").symlink_to(source / "add.py"), {}, "workspace"),
+        *((lambda source, n=n: (source / n).symlink_to(source / "add.py"), {}, "workspace") for n in ("a", "a.pyc")),
         (lambda source: (source / "b.pyc").symlink_to("/no/where"), {}, "workspace"),
         (lambda source: (source / "logs").symlink_to(".."), {"ignore": ["logs"]}, "workspace"),
         (shutil.rmtree, {}, "workspace"),
