@@ -39,7 +39,7 @@ def set_up_process() -> None:
 
 def describe_error(error: BaseException) -> str | None:
     """Return the text about an error that the user can fix; `None` for any other, which is a bug."""
-    if isinstance(error, G2POError):
+    if isinstance(error, G2POError) or type(error).__module__ == "peft.utils.error":  # of lora_target_modules
         return str(error)
     if isinstance(error, ImportError):
         return missing_extra(error)

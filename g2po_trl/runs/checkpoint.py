@@ -55,7 +55,7 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
 def check_files(folder: Path) -> None:
     """Refuse a checkpoint with a file that is missing, cut or changed, before anything is loaded."""
     damaged = [name for name, digest in read_description(folder, _DIGESTS).items() if _digest(folder / name) != digest]
-    others = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name] or ["another"]
+    others = [str(one) for one in checkpoints_in(folder.parent) if one.name != folder.name] or ["another"]
     remedy = f"{', '.join(damaged[:3])} in it is missing or damaged; restore it, or pass {others[-1]}"
     require(not damaged, "resume_from_checkpoint", str(folder), remedy)
 

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import peft
 import pytest
-from peft import LoraConfig, get_peft_model
 from refusals import refused
 from run_g2po import outcome
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
@@ -46,9 +46,8 @@ def test_commands_that_need_no_torch_import_none(folder):
     source = (folder / "environment.py").read_text()
     told = f"\nimport sys, pathlib\npathlib.Path('worker').write_text(repr(sorted({HEAVY!r} & set(sys.modules))))\n"
     (folder / "environment.py").write_text(source + told)
-    episodes = [
-        Trajectory("one", [Step("a", "x", state_key="a"), Step("b", "y")], 10.0 * i, "success") for i in (0, 1)
-    ]
+    steps = [Step("a", "x", state_key="a"), Step("b", "y")]
+    episodes = [Trajectory("one", steps, 10.0 * i, "success") for i in (0, 1)]
     write_jsonl(folder / "run" / "trajectories" / "train-000001.jsonl", episodes)
     commands = [f"{name} --help" for name in COMMANDS]
     commands += ["--help", "version", "check", "view run --no-open", "report run"]
@@ -105,6 +104,7 @@ def test_errors_are_one_line(capsys, folder, words, code, told):
     [
         (ModuleNotFoundError("No module named 'textworld'", name="textworld.core"), install_command("alfworld")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
+        (peft.utils.error.NoMatchingPeftModuleError("Target modules no not found"), "modules no not found"),
         (partial(cached_file, "no/such", "config.json", local_files_only=True), "cannot be loaded: We couldn't"),
         *((error, None) for error in (RuntimeError("a bug"), BrokenPipeError(32, "of a worker"), OSError("a game's"))),
     ],
@@ -207,8 +207,8 @@ def test_a_model_that_trains_is_not_refused(tiny_model_dir, tmp_path, monkeypatc
     options = {"trust_remote_code": True, "model_init_kwargs": {"variant": "fp16"}}
     check_files_and_packages({"model_name_or_path": tmp_path / "own", **options})
     base = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    config = LoraConfig(init_lora_weights="pissa", target_modules=["q_proj"])
-    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    config = peft.LoraConfig(init_lora_weights="pissa", target_modules=["q_proj"])
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
     check_model("model", str(tmp_path / "adapter"))
     monkeypatch.setattr("transformers.integrations.accelerate.is_deepspeed_zero3_enabled", lambda: True)
     monkeypatch.setattr("transformers.integrations.deepspeed.is_deepspeed_zero3_enabled", lambda: True)
