@@ -220,8 +220,7 @@ class Parser(argparse.ArgumentParser):
 
     def build(self, values: Keys) -> Iterator[Any]:
         """Yield an object of each dataclass."""
-        missing = self.fields.keys() - values.keys() - self.defaults.keys()
-        for name in sorted(missing):
+        for name in sorted(self.fields.keys() - values.keys() - self.defaults.keys()):
             action = self.arguments[name]
             raise G2POError(f"{(action.option_strings or [action.metavar])[0]} is missing: {action.help}", name)
         for one in self.types:

@@ -45,6 +45,8 @@ def describe_error(error: BaseException) -> str | None:
         return missing_extra(error)
     if found := re.search(r"\(os error (\d+)\)", str(error)):  # of Rust's libraries: safetensors, tokenizers
         error = OSError(int(found[1]), os.strerror(int(found[1])))
+    if type(error).__name__ == "SafetensorError":  # of quantized weights, which are not loaded before
+        return f"a file of weights is damaged ({error}): restore it, or pass another model"
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

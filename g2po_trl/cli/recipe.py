@@ -262,8 +262,7 @@ def run_recipe(trainer: G2POTrainer, dataset_name: str | None = None, report_dat
         saved = find_checkpoint("auto", folder)
         how = f"--resume-from-checkpoint auto continues from {saved}" if saved else "--overwrite starts again"
         if main:
-            step = trainer.state.global_step
-            print(f"\nStopped at step {step}. The same command with {how}.", file=sys.stderr)
+            print(f"\nStopped at step {trainer.state.global_step}. The same command with {how}.", file=sys.stderr)
         raise SystemExit(interrupt.code) from None
     state = trainer.state
     if report_dataset is not None:

@@ -16,6 +16,7 @@ import peft
 import pytest
 from refusals import refused
 from run_g2po import outcome
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 from transformers.utils import cached_file
 
@@ -46,8 +47,7 @@ def test_commands_that_need_no_torch_import_none(folder):
     source = (folder / "environment.py").read_text()
     told = f"\nimport sys, pathlib\npathlib.Path('worker').write_text(repr(sorted({HEAVY!r} & set(sys.modules))))\n"
     (folder / "environment.py").write_text(source + told)
-    steps = [Step("a", "x", state_key="a"), Step("b", "y")]
-    episodes = [Trajectory("one", steps, 10.0 * i, "success") for i in (0, 1)]
+    episodes = [Trajectory("one", [Step("a", "x"), Step("b", "y")], 10.0 * i, "success") for i in (0, 1)]
     write_jsonl(folder / "run" / "trajectories" / "train-000001.jsonl", episodes)
     commands = [f"{name} --help" for name in COMMANDS]
     commands += ["--help", "version", "check", "view run --no-open", "report run"]
@@ -104,7 +104,7 @@ def test_errors_are_one_line(capsys, folder, words, code, told):
     [
         (ModuleNotFoundError("No module named 'textworld'", name="textworld.core"), install_command("alfworld")),
         (OSError(28, "No space left on device", "runs/a/model"), "disk is full: runs/a/model cannot be written"),
-        (peft.utils.error.NoMatchingPeftModuleError("Target modules no not found"), "modules no not found"),
+        *((kind("damaged"), "damaged") for kind in (peft.utils.error.NoMatchingPeftModuleError, SafetensorError)),
         (partial(cached_file, "no/such", "config.json", local_files_only=True), "cannot be loaded: We couldn't"),
         *((error, None) for error in (RuntimeError("a bug"), BrokenPipeError(32, "of a worker"), OSError("a game's"))),
     ],
