@@ -19,10 +19,10 @@ MAX_SHORT = 64  # characters of new messages that are the same in many states, s
 
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
-_CLOCK = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?:Z|[+-]\d{2}:?\d{2})?"
+_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?"
 _DATES = (
     rf"\d{{4}}[-/]\d{{2}}[-/]\d{{2}}(?:[T ]{_CLOCK})?",
-    rf"(?:{_DAY},? )?{_MONTH} +\d{{1,2}}(?: {_CLOCK})?(?: [A-Z]{{3,5}})?(?:,? \d{{4}})?",
+    rf"(?:{_DAY},? )?{_MONTH} +\d{{1,2}}(?: {_CLOCK})?(?: [A-Z]{{3,5}}(?= \d{{4}}))?(?:,? \d{{4}})?",
     rf"{_DAY},? \d{{1,2}} {_MONTH} \d{{4}}",
 )
 _IDS = (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "0x[0-9a-fA-F]{4,}", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,64}")
@@ -33,7 +33,7 @@ _NOISE = {  # what differs between two runs of the same commands, by the mark th
     r"\1<id>": re.compile(rf"(?i)({_LABELS})(?:[0-9a-f]{{6,}}|\d+(?:, \d+)*)\b"),
     "<id>": re.compile(rf"\b(?:{'|'.join(_IDS)})\b"),
     "<date>": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
-    "<time>": re.compile(rf"(?<![\w:.]){_CLOCK}"),
+    "<time>": re.compile(rf"(?<![\w:.])(?=\d+:\d+:\d\d){_CLOCK}"),
     "<seconds>": re.compile(
         r"(?<![\w.])\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?|minutes?)\b|(?:(?<=_ms: )|(?<=_ms\": ))\d+"
     ),

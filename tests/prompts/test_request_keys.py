@@ -47,7 +47,7 @@ def test_short_messages_say_enough_where_files_have_changed():
         ('running with session ID 40213, "pid": 7', 'running with session ID <id>, "pid": <id>'),
         *((kept, kept) for kept in ("paid 22941; rapid: 3", "user id: 7, order_id=22941", "PID: none")),
         ("Fri Nov 27 11:09:32 UTC 2026", "<date>"),
-        ("2026-11-27T10:00:00.123Z, 2026-11-27", "<date>, <date>"),
+        ("2026-11-27T10:00:00.123Z, 2026-11-27, Nov 27 10:00 TODO", "<date>, <date>, <date> TODO"),  # `ls -l`
         ("3 passed in 0.12s", "3 passed in <seconds>"),
         ('duration_ms: 755, "wall_ms": 12, ms: 3', 'duration_ms: <seconds>, "wall_ms": <seconds>, ms: 3'),
         ("<object at 0x7f3a22>", "<object at <id>>"),
