@@ -12,7 +12,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    PretrainedConfig,
     PreTrainedTokenizerBase,
     SuppressTokensLogitsProcessor,
 )
@@ -177,7 +176,7 @@ class TransformersEngine(Engine):
             return completions
         config = self.to_engine(sampling)
         with self.generation_model(config) as model:
-            for rows in self._batches(prompts, sampling.max_completion_length, model.config):
+            for rows in self._batches(prompts, sampling.max_completion_length, model):
                 record = SampledLogProbs(sampling.temperature) if records else None
                 asked, shown = [prompts[row] for row in rows], [images[row] for row in rows]
                 new = self._generate(model, config, asked, shown, record)
@@ -223,22 +222,23 @@ class TransformersEngine(Engine):
         return output[: len(prompts), width:].tolist()
 
     def _batches(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, config: PretrainedConfig
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, model: torch.nn.Module
     ) -> list[list[int]]:
         """Return the row numbers of each generate call: sorted by length, bounded in padded tokens.
 
-        Prompts of different lengths need a mask, whose size is bounded too; those of one length need none. A call's
-        longest row decides the rotary scale of some models, so that it has rows of one scale.
+        Prompts of different lengths need a mask, whose size is bounded too, on a CPU to half, since attention makes
+        floats of it there; those of one length need none. A call's longest row decides the rotary scale of some
+        models, so that it has rows of one scale.
         """
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
         ends = [[len(prompts[row]) + more for row in rows] for more in (0, max_new_tokens)]
-        scales = dict(zip(rows, zip(*(rotary_scales(config.get_text_config(), lengths) for lengths in ends))))
-        batches = []
+        scales = dict(zip(rows, zip(*(rotary_scales(model.config.get_text_config(), one) for one in ends))))
+        batches, places = [], _MASK_PLACES // (2 if (self.device or model.device).type == "cpu" else 1)
         while rows:
             width = len(prompts[rows[0]])
             equal = sum(len(prompts[row]) == width for row in rows)
             alike = sum(scales[row] == scales[rows[0]] for row in rows)
-            size = min(alike, self.batch_tokens // (width + max_new_tokens), max(equal, _MASK_PLACES // width**2))
+            size = min(alike, self.batch_tokens // (width + max_new_tokens), max(equal, places // width**2))
             batches.append(rows[: max(1, size)])
             rows = rows[max(1, size) :]
         if self.is_collective:
