@@ -18,7 +18,7 @@ import trl
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from benchmarks.common import facts, write_results
-from benchmarks.speed.coding_agents import FILES, ONE_PATH, command
+from benchmarks.speed.coding_agents import FILES, ONE_PATH, OPTIONS, command
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
@@ -52,9 +52,9 @@ def train(agent, tokenizer: PreTrainedTokenizerFast, folder: Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("client", choices=["claude", "codex", "mini"])
+    parser.add_argument("client", choices=OPTIONS)
     parser.add_argument("--one-path", action="store_true")
-    parser.add_argument("--bin", type=Path, required=True, help="folder of the program")
+    parser.add_argument("--bin", type=Path, nargs="+", required=True, help="folders of the programs")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
@@ -65,8 +65,8 @@ def main() -> None:
         workspace.mkdir()
         for file, text in FILES.items():
             (workspace / file).write_text(text)
-        prefix = tuple(ONE_PATH) if args.one_path else ()
-        agent = command(args.client, args.bin.resolve(), workspace, 120, prefix, verify=by_chance)
+        prefix, folders = ONE_PATH if args.one_path else (), [folder.resolve() for folder in args.bin]
+        agent = command(args.client, folders, workspace, 120, prefix, verify=by_chance)
         found = train(agent, tokenizer, Path(name))
     shown = ("update/step_samples", "rollout/mean_prompt_tokens", "update/forwarded_tokens", "train_loss", "grad_norm")
     print(args.client, {name: value for name, value in found.items() if name != "metrics"})

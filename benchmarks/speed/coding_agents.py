@@ -2,18 +2,21 @@
 
     npm install @anthropic-ai/claude-code @openai/codex
     python -m benchmarks.speed.coding_agents --bin node_modules/.bin --output FOLDER
-    python -m benchmarks.speed.coding_agents --bin node_modules/.bin --output FOLDER --tokenizer tokenizer.json
+    python -m benchmarks.speed.coding_agents --bin node_modules/.bin --tokenizer tokenizer.json --output FOLDER
 
 A folder has a function with a wrong operator, and a test. A script in place of a model fixes it through the agent's
 shell, twice, then has sub-agents ask in parallel, hangs the shell, kills the agent, and leaves processes. Prints and
 writes the command, the machine and every value. With a tokenizer, it measures instead how many tokens the prompts of
-two episodes share at their beginning, in folders of their own and at one path. The training iteration in
-results/agents was made by this script at commit `d95407c5`.
+two episodes share at their beginning, in folders of their own and at one path. The commands are those of
+docs/agents.md. The training iteration in results/agents was made by this script at commit `d95407c5`.
 """
 
 import argparse
+import ast
 import json
 import os
+import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,11 +29,14 @@ from benchmarks.common import facts, write_results
 from g2po_trl import AgentCommand, AgentEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text("utf-8")
+ROW = re.compile(r"^\| [\w -]+ [\d.]+ \| `(\[.*\])` \|(.*)\|$", re.MULTILINE)
 FILES = {
     "add.py": "def add(a, b):\n    return a - b\n",
     "test_add.py": "from add import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n",
 }
 FIX = "sed -i 's/a - b/a + b/' add.py && date && echo fixed"
+FIXED = "add.py\n```\n{}```\n".format(FILES["add.py"].replace("-", "+"))  # as aider's model writes a file
 SCRIPTS = {
     "fixes": [FIX, None],
     "fixes again": [FIX, None],
@@ -41,58 +47,70 @@ SCRIPTS = {
     "kills its supervisor": ["(setsid sleep 1000 &) ; kill -9 $(ps -o ppid= -p $PPID)"],
     "asks in parallel": [("one", "two"), *[None] * 5],
 }
-ONE_PATH = [  # before a command, as in docs/agents.md
-    *("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "sh", "-c"),
-    'mount --bind "$EPISODE_FOLDER" /mnt && cd /mnt/workspace && HOME=/mnt/home TMPDIR=/mnt/tmp '
-    'exec unshare --user --map-current-user "$0" "$@"',
-]
+SHELLS = ("Bash", "bash", "exec_command", "run_shell_command", "run_commands")
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # mini-swe-agent's end
 
 
-def command(
-    name: str, folder: Path, workspace: Path, timeout: float = 600, prefix: tuple = (), **more
-) -> AgentCommand:
-    """Return a client as docs/agents.md runs it; `more` are options of `AgentCommand`."""
+def documented() -> tuple[list[str], dict[str, dict]]:
+    """Return the prefix for one path of docs/agents.md, and for each program there its options of `AgentCommand`."""
+    code: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        if re.search("^(claude|at_one_path|files) = ", block, re.MULTILINE):
+            exec(block, code)
+    options = {"claude": {"command": code["claude"].command, "environment": code["claude"].environment}}
+    for command, also in ROW.findall(PAGE):
+        words = ast.literal_eval(command)
+        name = words[2].split()[0] if words[0] == "sh" else words[0]
+        variables = dict(pair.split("=") for pair in re.findall(r"`(\w+=\w+)`", also))
+        options[name] = {"command": words, "environment": variables}
+        options[name]["files"] = code["files"] if "`files`" in also else {}
+    return code["at_one_path"], options
+
+
+ONE_PATH, OPTIONS = documented()
+
+
+def command(name: str, folders: list[Path], workspace: Path, timeout: float = 600, prefix=(), **more) -> AgentCommand:
+    """Return a program as docs/agents.md runs it, found in `folders`; `more` are options of `AgentCommand`."""
+    of = OPTIONS[name]
+    path = os.pathsep.join([*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]])
     options = {
         "workspace": workspace,
         "restore": ["test_*.py"],
         "verify": "python -m pytest -q -p no:cacheprovider",
         "timeout": timeout,
         "verify_timeout": 60,
+        **of,
+        "command": [*prefix, *of["command"]],
+        "environment": {**of["environment"], "PATH": path},
         **more,
     }
-    if name == "claude":
-        words = [str(folder / "claude"), "-p", "{task}", "--allowedTools", "Bash"]
-        quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
-        return AgentCommand([*prefix, *words], environment=quiet, **options)
-    if name == "mini":
-        words = [str(folder / "mini"), "-y", "--exit-immediately", "-m", "openai/policy", "-t", "{task}"]
-        quiet = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
-        quiet["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-        return AgentCommand([*prefix, *words], environment=quiet, **options)
-    provider = (
-        " -c model_provider=g2po -c model_providers.g2po.name=g2po -c model_providers.g2po.wire_api=responses"
-        " -c model_providers.g2po.env_key=OPENAI_API_KEY -c model_providers.g2po.base_url=$OPENAI_BASE_URL"
-    )
-    line = f"{folder / 'codex'} exec --skip-git-repo-check --sandbox workspace-write -c allow_login_shell=false"
-    return AgentCommand([*prefix, "sh", "-c", f'{line} -m $OPENAI_MODEL{provider} "$0"', "{task}"], **options)
+    return AgentCommand(**options)
 
 
-def calls_of(tools: list[dict], line: str | tuple[str, ...] | None) -> list[dict]:
-    """Return the calls by which an agent runs a command, or has sub-agents answer questions at the same time."""
+def response_to(request, line: str | tuple[str, ...] | None, is_fixed: bool) -> ChatResponse:
+    """Return a response by which an agent runs a command, has sub-agents answer at the same time, or ends."""
+    tools = request.tools or []
     names = [tool["function"]["name"] for tool in tools]
+    shell = next((name for name in SHELLS if name in names), None)
     if isinstance(line, tuple):
         name = next(name for name in names if name == "Agent" or name.endswith("spawn_agent"))
         options = {"description": "Look"} if name == "Agent" else {}
-        return [call_of(name, {"prompt" if options else "message": f"Look at {text}", **options}) for text in line]
-    return [] if line is None else [shell("Bash" if "Bash" in names else "exec_command", line)]
+        calls = [call_of(name, {"prompt" if options else "message": f"Look at {text}", **options}) for text in line]
+    elif line is None and "submit_and_exit" in names:  # cline
+        calls = [call_of("submit_and_exit", {"summary": "The operator is right now.", "verified": True})]
+    elif line is None and any(SUBMIT in str(message["content"]) for message in request.messages):
+        calls = [call_of("bash", {"command": SUBMIT})]
+    elif line is None or shell is None:
+        return ChatResponse("Done." if is_fixed else FIXED, (), "stop")
+    else:
+        wanted = next(tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == shell)
+        given = {"cmd": line, "command": line, "commands": [line], "description": "Run", "is_background": False}
+        calls = [call_of(shell, {name: given[name] for name in wanted["properties"] if name in given})]
+    return ChatResponse("", tuple(calls), "tool_calls")
 
 
-def shell(name: str, line: str) -> dict:
-    """Return the call of a shell by its name."""
-    return call_of(name, {"command": line, "description": "Run"} if name == "Bash" else {"cmd": line})
-
-
-def call_of(name: str, arguments: dict[str, str]) -> dict:
+def call_of(name: str, arguments: dict) -> dict:
     """Return a call as the model's response has it."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -115,8 +133,8 @@ def play(agent: AgentCommand, script: list[str | None], requests: list | None = 
                 "key": seen.state_key,
             }
         )
-        calls = tuple(calls_of(request.tools or [], lines.pop(0) if lines else None))
-        response = ChatResponse("" if calls else "Done.", calls, "tool_calls" if calls else "stop")
+        takes = bool(request.tools) and bool(lines)  # a title is asked for without tools
+        response = response_to(request, lines.pop(0) if takes else None, FIX not in lines)
         result = environment.step(response.to_action())
         seen = result.observation
     environment.close()
@@ -135,21 +153,21 @@ def shared_tokens(agent: AgentCommand, tokenizer: PreTrainedTokenizerFast) -> di
     return {"rewards": rewards, "tokens": [list(map(len, one)) for one in prompts], "common": common}
 
 
-def left(temporary: Path, programs: Path) -> list[str]:
-    """Return the processes of the clients that still run, and episodes' folders that are still there."""
-    commands = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-    processes = [one for one in commands if one == "sleep 1000" or one.startswith(str(programs))]
-    return processes + [path.name for path in temporary.glob("episode-*")]
+def left(temporary: Path) -> list[str]:
+    """Return the processes of episodes that still run, and episodes' folders that are still there."""
+    found = [one.info for one in psutil.process_iter(["cmdline", "environ"])]
+    of_episodes = [one for one in found if str(temporary) in (one["environ"] or {}).get("EPISODE_FOLDER", "")]
+    return [" ".join(one["cmdline"]) for one in of_episodes] + [path.name for path in temporary.glob("episode-*")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=Path, required=True, help="folder of the programs")
-    parser.add_argument("--clients", nargs="+", default=["claude", "codex"])
+    parser.add_argument("--bin", type=Path, nargs="+", required=True, help="folders of the programs")
+    parser.add_argument("--clients", nargs="+", choices=OPTIONS, default=["claude", "codex"])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, help="measures shared tokens instead")
     args = parser.parse_args()
-    results: dict = {}
+    folders, results = [folder.resolve() for folder in args.bin], {}
     with tempfile.TemporaryDirectory() as name:
         tempfile.tempdir = name  # of episodes' folders, too
         workspace = Path(name) / "workspace"
@@ -159,15 +177,15 @@ def main() -> None:
         if args.tokenizer:
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(args.tokenizer))
             tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-            paths = {"own folders": (), "one path": tuple(ONE_PATH)}
+            paths = {"own folders": (), "one path": ONE_PATH}
             for client in args.clients:
-                made = {n: command(client, args.bin.resolve(), workspace, prefix=one) for n, one in paths.items()}
+                made = {n: command(client, folders, workspace, prefix=one) for n, one in paths.items()}
                 results[client] = {name: shared_tokens(agent, tokenizer) for name, agent in made.items()}
                 print(client, results[client], flush=True)
             write_results(args.output, {**facts(), "clients": results}, "one_path.json")
             return
         for client in args.clients:
-            agent, hurried = (command(client, args.bin.resolve(), workspace, seconds) for seconds in (600, 60))
+            agent, hurried = (command(client, folders, workspace, seconds) for seconds in (600, 60))
             results[client] = {
                 script: play(hurried if script == "hangs" else agent, lines) for script, lines in SCRIPTS.items()
             }
@@ -177,7 +195,7 @@ def main() -> None:
                 print(
                     f"{client} {script:16} reward {one['reward']} {one['seconds']:5.1f} s  {sizes} {why}", flush=True
                 )
-            results[client]["left"] = left(Path(name), args.bin.resolve())
+            results[client]["left"] = left(Path(name))
             print(f"{client} leaves {results[client]['left']}", flush=True)
             keys = [[step["key"] for step in results[client][script]["steps"]] for script in ("fixes", "fixes again")]
             print(f"{client} states of the two that fix are equal: {keys[0] == keys[1]}", flush=True)
