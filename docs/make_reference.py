@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
 CLI_HEAD = """# Command line
 
-*Written by `python docs/make_reference.py` from the code.*
+<!-- python docs/make_reference.py -->
 
 `g2po COMMAND --help` prints the arguments of a command, and `g2po train TARGET --help-all` every flag of a recipe with
 its default.
@@ -47,7 +47,7 @@ GUIDES = {  # commands whose details are on another page
 }
 HEAD = """# Configuration
 
-*Written by `python docs/make_reference.py` from the code.*
+<!-- python docs/make_reference.py -->
 
 `G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). These
 fields are new or have another default, in parentheses after the type. In recipes, each field is a flag and a YAML key.

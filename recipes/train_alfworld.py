@@ -27,7 +27,7 @@ from g2po_trl.utils.options import Options, option, require
 class ScriptArguments(Options):
     games: str | None = option("Training games: a folder, or 'official:train'. None: generate them.", None)
     eval_games: str | None = option("Held-out: a folder, official:valid_seen or official:valid_unseen, or None.", None)
-    report_games: str | None = option("Reported games. None: the held-out, or others if these choose.", None)
+    report_games: str | None = option("Reported games. None: the held-out; others if those choose a checkpoint.", None)
     game_size: str = option("Size of generated games.", "tiny", choices=tuple(SIZES))
     num_games: int = option("Training games to generate.", 320, within="[1, inf)")
     num_eval_games: int = option("Held-out games to generate.", 192, within="[1, inf)")

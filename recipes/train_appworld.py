@@ -27,7 +27,7 @@ class ScriptArguments(Options):
     appworld: str = option("Folder that `g2po_envs.appworld.setup` made.", "~/.cache/g2po_trl/appworld")
     tiny: bool = option("Set up and play a few bundled tasks, in APPWORLD-tiny.", False)
     eval_split: str = option("Tasks of evaluations.", "dev")
-    report_split: str | None = option("Reported tasks. None: the held-out, or test_normal if these choose.", None)
+    report_split: str | None = option("Reported tasks. None: eval_split, or test_normal if it chooses.", None)
     difficulties: list[int] = option("Difficulties of tasks, except reported ones. Empty: all.", [])
     refused: list[str] = option("Texts; code that contains one of them is not run.", [])
     code_timeout: float = option("Maximum seconds of a code block.", 40.0, within="(0, inf)")

@@ -12,7 +12,8 @@ from ..runs.verdict import Cause
 
 LEVELS = ("error", "warning", "ok")
 _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end within {turns} turns"
-_VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
+_VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps "
+_VISITS += "are in a state visited once"
 _EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g})"
 _EXPERT += "; others: {reasons}"
 _KEYS = "calls in a state of another episode: {used:.0%} by the key in use; {others}"

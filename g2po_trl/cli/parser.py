@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         for kind in types:
             for field in dataclasses.fields(kind):
                 if field.init and field.name not in self.fields:
-                    text = help_of.get(field.name, field.metadata.get("help", ""))
+                    text = help_of.get(field.name, field.metadata.get("help", "").replace("%%", "%"))
                     hint = hints_of(kind)[field.name]
                     self.optional |= {field.name} if field.default is None or type(None) in get_args(hint) else set()
                     self._add_field(field, kinds_of(hint), text)

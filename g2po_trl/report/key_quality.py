@@ -212,7 +212,7 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
         return "No state was visited by two episodes of a group.", f"Use coarser state keys ({KEYS_HELP})."
     if found["value_lambda"] is None or whole["interval"] is None:
         return "Too little data to test the state keys.", ""
-    keep = f"If success stalls, let the state keys show more ({KEYS_HELP})."
+    keep = f"If success stalls, add to the state keys what they hide ({KEYS_HELP})."
     keep = keep if used in (1, None) else f"Set value_lambda 1. {keep}"
     if share is not None and share > HIDDEN:
         return "Equal states led to different outcomes: state keys hide something, or the environment is random.", keep

@@ -167,7 +167,7 @@ def _learned(
         "Most groups fail in every episode: use easier tasks, a stronger model, or larger groups.": (
             _all_lost(groups) > 0.5 * len(groups)
         ),
-        "Train on while evaluations rise: the same command with --resume-from-checkpoint auto and more "
+        "Continue while evaluations rise: repeat the command with --resume-from-checkpoint auto and more "
         "--max-steps.": is_clear,
         "Train for longer, or raise the learning rate.": True,
     }

@@ -64,7 +64,7 @@ def test_the_five_lines_by_hand():
     assert "67 % of actions were not admissible, 50 % of steps returned to an earlier state." in said["Failures"]
     # 1 of 14, by Agresti and Coull, and 10 of 14: more than the groups' 0 and 0.11. sqrt((0.066 + 0.204) / 14) = 0.139
     assert said["Verdict"].startswith("It learned: +75.0 ± 13.9 points")
-    assert said["What to do"].startswith("Train on while evaluations rise")
+    assert said["What to do"].startswith("Continue while evaluations rise")
     fell = lines_of(*reversed(rollouts))
     assert fell["Verdict"].startswith("Success fell: -75.0") and fell["What to do"].startswith(
         "Lower the learning rate"

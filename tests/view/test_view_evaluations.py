@@ -73,14 +73,14 @@ def test_an_evaluation_in_a_browser(evaluation, browser):
     assert texts_of(browser, "#tasks b, #tasks img") == [], "texts are text"
     assert texts_of(browser, "#numbers tbody td")[:2] == ["My games", "25.0"], "the last trial counts"
     assert "50.0 (seed 0), 0.0 (seed 1)" in texts_of(browser, "#numbers p")[0]
-    assert "1 lines of My games are not written to their end" in texts_of(browser, "#sides")[0]
+    assert "1 lines of My games are not complete" in texts_of(browser, "#sides")[0]
 
     press(browser, "j")  # to task one: its won episode beside the one that was not
     assert texts_of(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 solved"]
     assert texts_of(browser, ".head strong") == ["solved", "failed"]
     shown = texts_of(browser, "#episodes")[0]
     assert "Task one" in shown and "reflection 1, read by this trial" in shown
-    assert "After 1 shared step they part: other observations." in shown
+    assert "They differ after 1 shared step: different observations." in shown
     press(browser, "s")
     assert texts_of(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
     assert texts_of(browser, ".head strong") == ["solved"]

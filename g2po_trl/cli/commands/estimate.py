@@ -26,7 +26,7 @@ from .train import Request, read, resolve
 
 @dataclass
 class EstimateOptions(Request):
-    gpu_memory: float | None = option("GB of a GPU: also print whether the run fits", None, within="(0, inf)")
+    gpu_memory: float | None = option("memory of a GPU in GB, to print whether the run fits", None, within="(0, inf)")
     like: Path | None = option("take turns, tokens and shared prefixes of episodes from this run", None, metavar="RUN")
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     iterations = load_iterations(args.run)
     unfinished = sum(iteration.unfinished for iteration in iterations)
     iterations = [iteration for iteration in iterations if iteration.groups]
-    require(bool(iterations), "run", str(args.run), "it has no episode that was written to its end: wait for one")
+    require(bool(iterations), "run", str(args.run), "it has no complete episode yet: wait for one")
     numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
     write_json(output / "analysis.json", numbers, indent=1)

@@ -23,7 +23,7 @@ from ..parser import parse
 @dataclass
 class ServeOptions(Options):
     environment: str = option("module:Class, file.py:Class, or file.py with one environment", positional=True)
-    host: str = option("address; 0.0.0.0: whoever reaches the port runs what the environment runs", "127.0.0.1")
+    host: str = option("address; with 0.0.0.0, anyone who can reach the port can play", "127.0.0.1")
     port: int = option("port to listen on", 8000, within="[0, 65535]")
     max_sessions: int = option("concurrent episodes", 64, within="[1, inf)")
     environment_variables: list[str] = option("variables to pass even if the name looks secret", [], metavar="NAME")

@@ -142,7 +142,7 @@ function chartsOf(sources, indexes) {
   });
   const banded = success.some(({ errors }) => errors.some(Number.isFinite));
   const told = ["Success (%)", banded ? "band: ± one standard error, by groups" : "", points.length ? "dots: evaluations" : "",
-    points.some((p) => p.hollow) ? "circles: reported panel" : ""];
+    points.some((p) => p.hollow) ? "circles: reported evaluation set" : ""];
   const charts = [[told.filter(Boolean).join(", "), { lines: success, points, top: 100, begin: points.length || several ? 0 : 1,
     unit: trained ? "iteration" : "step" }]];
   for (const [name, title, scale] of page.charts) {
@@ -193,7 +193,7 @@ function diagnosis() {
   const errors = index.iterations.map(({ error }) => error), { part } = ends;
   const spread = [...errors.slice(0, part), ...errors.slice(-part)];
   let error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (ends.to - ends.from);
-  let [where, span] = ["training", ` in the last ${amountOf(part, "iteration")} against the first`];
+  let [where, span] = ["training", ` between the first and the last ${amountOf(part, "iteration")}`];
   const ofEvaluations = pair && pair.every((e) => e.episodes >= FEWEST) ? Math.hypot(...pair.map(errorOfShare)) : NaN;
   if (Number.isFinite(ofEvaluations) && !(error <= ofEvaluations)) {
     [error, points, where, span] = [ofEvaluations, 100 * (pair[1].success_rate - pair[0].success_rate), "evaluations", ""];
@@ -214,7 +214,7 @@ function drawCurves() {
   $("summary").hidden = $("curves").hidden;
   if ($("curves").hidden) return;
   const [success, ...charts] = chartsOf([run], [index]);
-  if (run.curves.length) charts.push(["Seconds of an iteration", { bars: run.curves.map((c) => [c.n, PHASES.map((name) => c.times[name] || 0)]) }]);
+  if (run.curves.length) charts.push(["Seconds per iteration", { bars: run.curves.map((c) => [c.n, PHASES.map((name) => c.times[name] || 0)]) }]);
   const shared = { now: shown ? shown.n : null, onpick: (n) => choose(Math.max(1, Math.round(n))) };
   drawSummary([success[0], { ...shared, ...success[1] }]);
   $("curves").classList.toggle("alone", charts.length === 1);

@@ -86,9 +86,9 @@ function sayParting([left, right], s) {
   const [a, b] = [left.one.steps[s], right.one.steps[s]];
   if (!a && !b) return "The same steps to the end.";
   const why = !a || !b ? `${(a ? right : left).name} ends here`
-    : left.texts[a.o] !== right.texts[b.o] ? "other observations"
-      : !sameDeed(left, right, s) ? "the same observation, other actions" : "the same action, once in an invalid completion";
-  return s ? `After ${s} shared step${s > 1 ? "s" : ""} they part: ${why}.` : `They part at the first step: ${why}.`;
+    : left.texts[a.o] !== right.texts[b.o] ? "different observations"
+      : !sameDeed(left, right, s) ? "the same observation, different actions" : "the same action, once in an invalid completion";
+  return s ? `They differ after ${s} shared step${s > 1 ? "s" : ""}: ${why}.` : `They differ from the first step: ${why}.`;
 }
 
 // The n-th episode of the task, in the first column.

@@ -20,8 +20,8 @@ const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 const ofEdge = (edge) => (edge.advantage === null ? "" : `advantage ${signed(edge.advantage)}, `) +
   `taken ${edge.count} time${edge.count === 1 ? "" : "s"}`;
 
-const MEANINGS = { V: "the value of the state: the mean discounted reward of what followed its visits", A_EP: "the episode's reward against the group's mean", A_NC: "the value of the next state against those of other actions from this state",
-  A_EC: "the change of value against all steps of the group", trained: "what the step was trained with", sum: "A_EP + A_NC + A_EC" };
+const MEANINGS = { V: "the value of the state: the mean discounted reward of what followed its visits", A_EP: "the episode's reward compared with the group's", A_NC: "the value of the next state compared with those of other actions from this state",
+  A_EC: "the change in value compared with all steps of the group", trained: "what the step was trained with", sum: "A_EP + A_NC + A_EC" };
 const explained = (name, text = name) => make("span", { class: "means", title: MEANINGS[name] || "the advantage of the step" }, text);
 const times = (n) => (n === 1 ? "once" : n === 2 ? "twice" : `${n} times`);
 
@@ -79,7 +79,7 @@ function allSteps(wanted) {
 // Why a group has no learning signal, and the marks of an episode.
 const NOTHING = { solved: "all episodes solved, and in the same way", failed: "all episodes failed", equal: "all episodes have the same reward",
   one: "one episode has a result, and there is none to compare it with", errors: "no episode has a result: environment errors" };
-const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
+const CUT_OFF = "The turn limit ended the episode here. Such an end has the value 0 regardless of the last action, so the advantage of this step is low even if its action was right.";
 const isCutOff = (trajectory, s) => trajectory.outcome === "truncated" && s === trajectory.steps.length - 1;
 function turnWords(turn, { steps: taken }) {
   const { node, next } = taken[turn.step];
@@ -109,7 +109,7 @@ function elsewhere() {
   const others = index.iterations.flatMap(({ n, groups }) => groups.map((one, g) => ({ n, g, one })))
     .filter(({ n, g, one }) => index.tasks[one.task].id === group.id && !(n === shown.n && g === groupNumber() - 1));
   if (!others.length) return [`The task is in no other group of ${amountOf(index.iterations.length, "iteration")}.`];
-  return [`The task in other groups, iteration: solved. `, ...others.slice(-24).flatMap(({ n, g, one }) => [make("button", { type: "button",
+  return [`This task in other groups (iteration: solved episodes): `, ...others.slice(-24).flatMap(({ n, g, one }) => [make("button", { type: "button",
     class: winsOf(one) ? "success" : "", title: `iteration ${n}, group ${g + 1}`, onclick: () => openGroup(n, g) },
     `${n}: ${winsOf(one)}/${one.episodes.length}`), " "])];
 }
@@ -118,7 +118,7 @@ function showOverview() {
   mark(placeOf());
   outline({});
   const notes = [];
-  if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this ${run.log ? "log" : "iteration"} not written to the end: left out.`);
+  if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this ${run.log ? "log" : "iteration"} not complete, and left out.`);
   if (!group.nodes.length) notes.push(`No episode ${group.nothing === "errors" ? "came to a result" : "took a step"}: there is no graph.`);
   if (run.log && !group.stored) notes.push("This task has no two episodes with a result: nothing is compared.");
   else if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +

@@ -79,7 +79,7 @@ function showSides() {
     several && sides[at] ? make("span", { class: "side-settings" },
       ...settingsOf(sourceOf(at), [sourceOf(1 - at)].filter(Boolean))) : null);
   const notes = sides.filter((side) => side.data.unfinished).map((side) => `${side.data.unfinished} lines of ` +
-    `${setName(side.set)} are not written to their end and are left out.`);
+    `${setName(side.set)} are not complete and are left out.`);
   if (page.sets.length === 1) $("sides").replaceChildren();  // nothing to choose
   else $("sides").replaceChildren(line(0), line(1));
   $("sides").append(...notes.map((note) => make("p", { class: "note" }, note)));
@@ -168,7 +168,7 @@ function listTasks() {
     title: row.id, onclick: () => pick(i) }, make("div", { class: "what" }, taskName(row, row.row)),
     make("div", { class: "who" }, row.kind ? make("span", { class: "kind" }, row.kind) : null,
       ...row.tasks.map((task, at) => verdict(task, at))))));
-  if (!listed.length) $("tasks").append(make("p", { class: "note" }, "No such task."));
+  if (!listed.length) $("tasks").append(make("p", { class: "note" }, "No matching task."));
   const at = listed.findIndex((row) => current && row.id === current.id);
   pick(Math.max(0, at), false);
 }

@@ -73,7 +73,7 @@ function drawHeat(tasks) {
   if (cells.length) cells[0].tabIndex = 0;
   table.addEventListener("keydown", (event) => stepThrough(event, table));
   $("heat").replaceChildren(make("p", { class: "note" }, "Success by task over iterations: × never solved; a stronger green, more often. A cell opens its group."), make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "heat map" }, table),
-    rows.length ? "" : make("p", { class: "note" }, "No such task."),
+    rows.length ? "" : make("p", { class: "note" }, "No matching task."),
     tasks.length > rows.length ? make("button", { type: "button", onclick: () => { rowsShown += 5 * ROWS; drawHeat(tasks); } },
       `${tasks.length - rows.length} more tasks`) : "");
 }

@@ -27,7 +27,7 @@ async function choose(number, wanted = null) {
   group = drawing = null;
   $("graph").replaceChildren();
   $("legend").replaceChildren();
-  fill(make("p", { class: "note" }, "No episode of this iteration is written to its end yet."));
+  fill(make("p", { class: "note" }, "No episode of this iteration is complete yet."));
 }
 
 const groupName = (one) => taskName(one, one.row === null ? null : shown.texts[one.row]);
