@@ -62,7 +62,7 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     return Task(
         train=rows,
         held_out=held_out,
-        facts={"Evaluation tasks": f"{len(held_out)}, beside {len(rows)} to train on; {shared} are in both"},
+        facts={"Evaluation tasks": f"{len(held_out)}; training tasks: {len(rows)}; {shared} are in both"},
         trainer={
             "environment_factory": load(options.environment) if options.environment else None,
             "agent": options.agent,

@@ -49,7 +49,7 @@ class Kind(Enum):
     NO_EFFECT = Wording(_NO_EFFECT, "List only executable actions, or describe their effect.")
     FAILED = _error("{who} {failure} ({count} of {failures} failed episodes)")
     NOT_REPLAYED = Wording(_NOT_REPLAYED, _OWN_STATE)
-    CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also beside other episodes")
+    CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also next to other episodes")
     LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
     NO_TASK = Wording("later prompts may lack the goal", "Set Observation.task in reset, or repeat the goal.")

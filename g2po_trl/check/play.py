@@ -134,7 +134,7 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], episodes: Seq
     actions = [iter(map(sent, episode.steps)) for episode in episodes]
     limits = EpisodeLimits(max_turns=max(len(episode.steps) for episode in episodes))
     player = Player(pool, AnswerActor(lambda again: next(actions[again.number], None)), limits)
-    where = "beside another episode of their process" if len(episodes) > 1 else "in another process"
+    where = "next to another episode of their process" if len(episodes) > 1 else "in another process"
     for again, before in zip(player.play([task] * len(episodes), groups=[0] * len(episodes))[0], episodes):
         for difference, is_error in _differences(again, before):
             return Kind.NOT_REPLAYED.found("error" if is_error else "warning", where=where, difference=difference)

@@ -196,5 +196,6 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     folder = find_run(options.run or options.model) if settings else None
     if folder is None or "precision" not in settings:
         return folder and f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    others = sorted(name for name, value in settings.items() if to_json(getattr(options, name)) != to_json(value))
-    return f"{len(settings) - len(others)} settings are those of {folder}, but for: {', '.join(others) or 'none'}"
+    names = settings.keys() - ({"environment_options"} if options.environment == AGENT_ENVIRONMENT else set())
+    others = sorted(name for name in names if to_json(getattr(options, name)) != to_json(settings[name]))
+    return f"Settings are those of {folder}" + (f", except for {', '.join(others)}" if others else "")

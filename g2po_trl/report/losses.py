@@ -71,10 +71,9 @@ def in_short(found: dict[str, Any], folder: str | None = None) -> str:
         number = f"{len(found['never_won'])} of {found['tasks']} tasks are never solved"
         sentences.append(f"{number}, for example {first['name']!r} in {first['episodes']} episodes{view}.")
     for first in found["turning_points"][:1]:
-        most = "Most" if 2 * first["episodes"] > found["lost"] else "Many"
         by = first["action"] if first["action"] == TURN_LIMIT else repr(first["action"])
-        where = f"come after {first['state']!r} by {by} ({first['episodes']} of {found['lost']})"
-        sentences.append(f"{most} failures in groups with a success {where}.")
+        share = f"{first['episodes']} of {found['lost']} failures in groups with a success"
+        sentences.append(f"{share} come after {first['state']!r} by {by}.")
     return " ".join(sentences)
 
 

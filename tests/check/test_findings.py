@@ -173,7 +173,7 @@ BY_PROCESS = walk(reset=lambda self, seed: Walk.reset(self) and Observation(f"pr
     [
         (BY_PROCESS, "error", "in another process"),  # another start
         # Alone, it replays; in training a process plays several.
-        (Drifting, "warning", "beside another episode of their process"),
+        (Drifting, "warning", "next to another episode of their process"),
     ],
 )
 def test_episodes_that_cannot_be_played_again(environment, level, where):

@@ -48,7 +48,7 @@ def test_each_command_names_the_next(tmp_path, more, named, played):
         "evaluate --model runs/tidy --seeds 3",
         f"view evaluations/{played}-direct-tidy",
     ]
-    assert "8 of 8 demonstrations succeed" in outputs["teach"][1]
+    assert "8 of 8 demonstrations succeed" in outputs["teach"][1] and "_options" not in outputs["evaluate"][1]
     assert "Evaluation tasks, 2 episodes" in outputs["train"][1]
     described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())["environment"]
     name = described["kwargs"]["agent"] if more else described["import"]
