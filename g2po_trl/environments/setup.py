@@ -18,7 +18,7 @@ from .several import PromptTemplates, check_limits, check_mixture, environments_
 from .tasks import check_rows, panels_of
 from .tools.trl_rewards import bound_environment, check_reward_columns
 from .tools.trl_tools import is_tool_environment, tool_environment_factory
-from .validation import EnvironmentContractError, unwrap_factory
+from .validation import EnvironmentContractError
 
 
 class Setup:
@@ -66,7 +66,7 @@ def played_as(
     template = next(one for one in (prompt_template, own, default) if one is not None)
     require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
     history = history or ("conversation" if has_tools and template == TOOL_PROMPT else "window")
-    if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
+    if taken := getattr(made, "takes_limits", ()):
         environment_factory = partial(environment_factory, **{name: getattr(limits, name) for name in taken})
     elif has_tools:
         environment_factory = tool_environment_factory(environment_factory, limits.max_turns, history == "window")

@@ -80,7 +80,7 @@ def mixed(environment_factory: Any) -> Any:
 
 def environments_of(environment_factory: Any) -> dict[str, Callable]:
     """Return the environments of a run with several, by name; for any other factory an empty dictionary."""
-    is_mixed = unwrap_factory(environment_factory) is MixedEnvironment
+    is_mixed = getattr(environment_factory, "func", None) is MixedEnvironment
     return environment_factory.keywords["environments"] if is_mixed else {}
 
 

@@ -43,8 +43,8 @@ from .panel import Panel
 from .react import OBSERVED, react_template
 
 
-def load_panel(options: EvaluateOptions) -> Panel:
-    """Return the evaluation set that the options name, as it is played: a bundled environment's, or one with tasks."""
+def load_panel(options: EvaluateOptions) -> tuple[Panel, EpisodeLimits]:
+    """Return the evaluation set that the options name, as it is played, and the limits of its episodes."""
     if ":" in options.environment:
         remedy = f"pass --tasks, a file with one row of {options.played} per line"
         require(options.tasks is not None, "tasks", None, remedy)
@@ -70,11 +70,11 @@ def load_panel(options: EvaluateOptions) -> Panel:
     if options.agent != "direct":
         template = react_template(panel, lists_actions="{actions}" in template.later)
         history = "conversation"
-    columns = {**panel.columns, **{name: f"success_rate_by_type/{name}" for name in environments_of(factory)}}
+    columns = {name: f"success_rate_by_type/{name}" for name in environments_of(panel.environment_factory)}
     length = panel.history_length if options.history_length is None else options.history_length
     prompts = {"prompt_template": template, "history": history, "history_length": length}
     played = {"environment_factory": factory, "max_turns": limits.max_turns, **prompts}
-    return replace(panel, rows=rows, columns=columns, **played)
+    return replace(panel, rows=rows, columns={**panel.columns, **columns}, **played), limits
 
 
 def make_actor(options: EvaluateOptions, panel: Panel) -> PromptActor | ServerActor:
@@ -188,7 +188,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         G2POError: for invalid settings, if OUTPUT contains an evaluation with other settings, or if a server rejects
             requests or cannot be reached.
     """
-    panel, output = load_panel(options), options.output
+    (panel, limits), output = load_panel(options), options.output
     settings = identity(options, panel)
     _check_output(output, settings, options.overwrite)
     pool = EnvironmentPool(panel.environment_factory, PoolLimits.of(options))
@@ -204,7 +204,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         print(f"{panel.name}, {len(panel.rows)} tasks: {options.agent} agent, {options.model}", flush=True)
-        player = Player(pool, actor, EpisodeLimits.of(options, max_turns=panel.max_turns))
+        player = Player(pool, actor, limits)
         files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
         played = [play_panel(panel, player, options, seed, file) for seed, file in enumerate(files)]
     results = {

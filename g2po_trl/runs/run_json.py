@@ -27,7 +27,6 @@ import numpy as np
 
 from ..environments.loading import load
 from ..environments.several import PromptTemplates
-from ..environments.validation import is_agent
 from ..prompts.template import PromptTemplate
 from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
@@ -122,7 +121,7 @@ def describe_object(value: Any) -> dict[str, Any] | None:
         if len(named) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in named):
             args, kwargs = (), {**dict(zip((one.name for one in named), args)), **kwargs}
     args, kwargs = _each(args, _as_data), _each(kwargs, _as_data)
-    if is_agent(value):
+    if getattr(value, "runs_agent", False):
         kwargs = {name: None if callable(one) else one for name, one in kwargs.items()}
     try:
         is_plain = json.loads(json.dumps([args, kwargs])) == [args, kwargs]

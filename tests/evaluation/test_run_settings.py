@@ -140,5 +140,5 @@ def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(tmp_path, monke
         assert args.environment_options == {"size": 3, "words": str(folder / "words.txt")}
         assert args.prompt["parse_completion"] == {"import": f"{folder}/game.py:read"}
         assert (args.max_turns, args.tasks) == (3, folder / "runs" / "x" / "panels" / "eval.jsonl")
-        identities.append(identity(args, load_panel(args)))
+        identities.append(identity(args, load_panel(args)[0]))
     assert identities[0] == identities[1] and str(tmp_path) not in str(identities)
