@@ -133,8 +133,8 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
 def vllm_options(sampling: Sampling, stop_token_ids: Iterable[int]) -> dict[str, Any]:
     """Return a sampling and the stop tokens as arguments of vLLM's `SamplingParams`."""
     options: dict[str, Any] = {
-        **{name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")},
-        "min_p": sampling.min_p or 0.0,
+        "temperature": sampling.temperature,
+        **sampling.filters(),  # under vLLM's own names; its defaults are neutral
         "max_tokens": sampling.max_completion_length,
         "stop_token_ids": sorted(stop_token_ids),
     }

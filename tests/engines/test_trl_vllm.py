@@ -95,9 +95,8 @@ def engine_of(vllm, options=None):
 
 
 SENT = {
-    **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
-    **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "frequency_penalty": 0.1},
-    "skip_special_tokens": False,
+    **{"temperature": 0.2, "top_k": 3, "max_tokens": 512, "stop_token_ids": [7], "stop": ["</action>"]},
+    **{"include_stop_str_in_output": True, "skip_special_tokens": False, "frequency_penalty": 0.1},
 }
 
 
@@ -109,7 +108,7 @@ def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
         completions = engine.generate([[1], [2, 2]], Sampling(), [5, 6])
         assert [completion.cached_tokens for completion in completions] == [0, 1]
         assert engine.generate([], Sampling()) == []
-        engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+        engine.generate([[1]], Sampling(temperature=0.2, top_k=3, stop_sequences=("</action>",)))
     asked = [f"answer {length} asleep=False" for length in (2, 1, 1)]
     assert vllm.events == ["weights", "forget", "wake kv_cache", *asked, "sleep 2"]
     assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping and engine.streams
