@@ -15,17 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface
-
-try:
-    from torch.nn.attention import varlen
-
-    _HAS_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters  # PyTorch 2.13
-except ImportError:
-    _HAS_VARLEN = False
 
 from ..utils.trl_compat import attention_of, is_stateful
 
+_HAS_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters  # PyTorch 2.13
 _NAME = "g2po_branches"
 
 
