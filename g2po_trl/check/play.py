@@ -142,16 +142,16 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], episodes: Seq
 
 
 def _differences(again: Trajectory, before: Trajectory) -> Iterator[tuple[str, bool]]:
-    """Yield what is different, and whether it is an error: the episode fails or begins differently."""
+    """Yield what is different, and whether it is an error: the episode fails, or begins in another state."""
     if not again.counted:
         yield f"it {describe_failure(failure_of(again))}", True
         return
     for number, steps in enumerate(zip(again.steps, before.steps), 1):
         for name in ("observation", "images", "admissible_actions", "state_key", "reward"):
-            now, old = (getattr(step, name) for step in steps)
-            if now != old:
-                now, old = different_parts(str(now), str(old))
-                yield f"at step {number}, {name} is {now!r}, and was {old!r}", number == 1 and name != "reward"
+            if len(set(values := [str(getattr(step, name)) for step in steps])) > 1:
+                now, old = different_parts(*values)
+                is_error = number == 1 and name != "reward" and (name, steps[0].key) != ("observation", steps[1].key)
+                yield f"at step {number}, {name} is {now!r}, and was {old!r}", is_error
     if len(again.steps) < len(before.steps):
         reason = again.failure_reason or "by itself"
         what = f"the episode ended after {again.steps[-1].action!r} ({reason}), and continued before"

@@ -75,8 +75,7 @@ return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
 warning PARTS: workspace': 1.0, 'files': 1.0, 'messages': 0.5} workspace
 with tempfile.TemporaryDirectory() as name:
     client.works_on(Workspace(pathlib.Path(), pathlib.Path(name, 'copy')))
-    ask(client, 'a')
-    return ask(client, f'b {time.time_ns()}') == 'yes'
+    return (ask(client, name), ask(client, f'b {time.time_ns()}'))[1] == 'yes'
 """
 
 
@@ -89,7 +88,8 @@ def test_check_finds(finding, write):
     limits = PoolLimits(environment_step_timeout=20)
     examination = Examination(agent_factory("agent.py", 4), [{}], episode_limits=EpisodeLimits(4), limits=limits)
     found = {one.kind.name: one for one in examination.at_random()}
-    assert found[kind].level == level and fact in " ".join(map(str, found[kind].facts.values())), found
+    assert level == found[kind].level == min({one.level for one in found.values()} - {"ok"}), found
+    assert fact in " ".join(map(str, found[kind].facts.values())), found
 
 
 def test_check_plays_with_a_model(write, tiny_model_dir, tmp_path, capsys):
