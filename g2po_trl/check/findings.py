@@ -63,7 +63,7 @@ class Kind(Enum):
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
-    PAID_TRUNCATED = Wording(f"{_EPISODES}; {{paid}} pay as they truncate", "End successes with terminated=True.")
+    PAID_TRUNCATED = Wording(f"{_EPISODES}; {{paid}} truncate with a reward", "End successes with terminated=True.")
     EQUAL_REWARDS = Wording(f"{_EPISODES}, all with reward {{low:g}}", "Begin with easier tasks.", is_final=True)
     # The environment's faults of the diagnosis that the end of training and reports read
     DIFFERENT_STARTS = Wording(*Cause.DIFFERENT_STARTS.wording)
@@ -82,7 +82,7 @@ class Kind(Enum):
     TOOL_CALLS = Wording("{count} of {number} completions call a tool", _TRAINED)
     READABLE_CALLS = Wording("{count} of {number} tool calls can be parsed", _TRAINED)
     KNOWN_CALLS = Wording("{count} of {number} parsed calls are of a known tool", _TRAINED)
-    SPELLED_WORDS = Wording("the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words.")
+    SPELLED_WORDS = Wording("the tokenizer of {model} splits {words}, which is slow to learn", "Use other words.")
     # Experts
     EXPERT = _ok(_EXPERT, "Raise max_turns: with one action more, the episode fails.")
     EXPERT_FAILS = Wording(_EXPERT, "Correct the expert or the reward, or raise max_turns.", is_final=True)

@@ -97,7 +97,7 @@ class Cause(Enum):
     NO_REWARD = (
         lambda t: not t["rewarded"] and t["ended"] > ALMOST_NONE * t["counted"],
         "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
-        "Check that it pays for success: let an expert play (`g2po check`). If so, teach the model (`g2po teach`).",
+        "Check that success is rewarded: let an expert play (`g2po check`). If so, teach the model (`g2po teach`).",
     )
     ERRORS = (
         lambda t: t["errors"] == t["episodes"],
