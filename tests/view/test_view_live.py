@@ -66,7 +66,7 @@ def test_a_half_written_iteration_is_shown_as_far_as_it_is(run, address, browser
     path.write_bytes(whole[:part])
     opened(browser, address)
     said = browser.find_element("tag name", "body").text
-    assert "to the end: left out" in said if part < 0 else "No episode of this iteration is written" in said
+    assert "not complete, and left out" in said if part < 0 else "No episode of this iteration is complete" in said
     path.write_bytes(whole)
     refresh(browser)
     assert state(browser)[0] == 2
