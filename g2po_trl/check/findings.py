@@ -20,7 +20,7 @@ _KEYS = "calls in a state of another episode: {used:.0%} by the key in use; {oth
 _LENGTHS = "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit"
 _NO_EFFECT = "{count} of {listed} admissible actions get the response to an invalid action ({response!r}): {actions}"
 _NOT_REPLAYED = "the same actions do not lead to the same states {where}: {difference}"
-_OWN_STATE = "Seed a random.Random in reset (hash() of a text differs by process), and keep all state in self."
+_OWN_STATE = "Seed a random.Random in reset (not by hash()), keep state in self, and run programs at one path."
 _TEACH = "or fine-tune it on demonstrations (g2po teach)."
 _TRAINED = f"Use a model that was trained to call tools, {_TEACH}"
 
