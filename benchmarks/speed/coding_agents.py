@@ -8,7 +8,8 @@ A folder has a function with a wrong operator, and a test. A script in place of 
 shell, twice, then has sub-agents ask in parallel, hangs the shell, kills the agent, and leaves processes. Prints and
 writes the command, the machine and every value. With a tokenizer, it measures instead how many tokens the prompts of
 two episodes share at their beginning, in folders of their own and at one path. The commands are those of
-docs/agents.md. The training iteration in results/agents was made by this script at commit `d95407c5`.
+docs/agents.md, Claude Code with all its tools. The training iteration in results/agents was made by this script at
+commit `d95407c5`.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def documented() -> tuple[list[str], dict[str, dict]]:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         if re.search("^(claude|at_one_path|files) = ", block, re.MULTILINE):
             exec(block, code)
-    options = {"claude": {"command": code["claude"].command, "environment": code["claude"].environment}}
+    words = [word for word in code["claude"].command if word not in ("--tools", "Bash,Edit,Read")]  # also sub-agents
+    options = {"claude": {"command": words, "environment": code["claude"].environment}}
     for command, also in ROW.findall(PAGE):
         words = ast.literal_eval(command)
         name = words[2].split()[0] if words[0] == "sh" else words[0]
