@@ -14,7 +14,7 @@ import numpy as np
 from ..check.statistics import count_in_keys, returned_share
 from ..credit.estimators.registry import row_of
 from ..runs.iterations import Iteration
-from ..runs.metrics import FEWEST, careful_error, error_of_share, wins
+from ..runs.metrics import careful_error, wins
 from ..runs.summary import before_and_after
 from ..runs.verdict import Finding
 from ..trajectory import Trajectory
@@ -150,9 +150,9 @@ def _learned(
     if evaluated is not None:
         of_training = "in training, one standard error over groups"
         changes.append((float(np.hypot(start.error, end.error)), end.rate - start.rate, of_training))
-    if evaluated and len(evaluated) == 2 and min(one.get("episodes", 0) for one in evaluated) >= FEWEST:
+    errors = [one["success_rate_error"] for one in evaluated or () if one.get("success_rate_error") is not None]
+    if len(errors) == 2:
         rates = [one["success_rate"] for one in evaluated]
-        errors = [error_of_share(rate * one["episodes"], one["episodes"]) for rate, one in zip(rates, evaluated)]
         changes.append((float(np.hypot(*errors)), rates[1] - rates[0], "in evaluations, one standard error"))
     known = [change for change in changes if not np.isnan(change[0] + change[1])]
     error, points, source = min(known, key=itemgetter(0), default=(0.0, 0.0, ""))

@@ -2,7 +2,7 @@
 
 const PHASES = ["environment", "generation", "logps", "advantage", "update"];
 const PHASE_COLOURS = ["#4c9f70", "#3b7dd8", "#a86fd1", "#888888", "#e08a3c"];
-const SMOOTHED = 5, FEWEST = 5;  // iterations at both ends; episodes of an evaluation that are compared
+const SMOOTHED = 5;
 
 // Means over the last SMOOTHED points, over fewer at the start.
 const smooth = (line) => line.map(([x], i) => [x, mean(line.slice(Math.max(0, i - SMOOTHED + 1), i + 1).map(([, y]) => y))]);
@@ -177,12 +177,6 @@ function successes() {
   return ends && { from: ends.from, to: ends.to, of: `iterations ${span(ends.first)}, and ${span(ends.last)}` };
 }
 
-// The standard error of a success rate, by Agresti and Coull, as in runs/metrics.py.
-const errorOfShare = ({ success_rate: rate, episodes: number }) => {
-  const share = (rate * number + 1) / (number + 2);
-  return Math.sqrt(share * (1 - share) / (number + 2));
-};
-
 // What happened, in one sentence: why there was nothing to learn from, or whether success changed, by the less noisy of
 // training and evaluations, as in report/plain.py.
 function diagnosis() {
@@ -194,7 +188,7 @@ function diagnosis() {
   const spread = [...errors.slice(0, part), ...errors.slice(-part)];
   let error = spread.every(Number.isFinite) ? Math.hypot(...spread) / part : NaN, points = 100 * (ends.to - ends.from);
   let [where, span] = ["training", ` between the first and the last ${amountOf(part, "iteration")}`];
-  const ofEvaluations = pair && pair.every((e) => e.episodes >= FEWEST) ? Math.hypot(...pair.map(errorOfShare)) : NaN;
+  const ofEvaluations = pair && pair.every((e) => e.success_rate_error) ? Math.hypot(...pair.map((e) => e.success_rate_error)) : NaN;
   if (Number.isFinite(ofEvaluations) && !(error <= ofEvaluations)) {
     [error, points, where, span] = [ofEvaluations, 100 * (pair[1].success_rate - pair[0].success_rate), "evaluations", ""];
   }
