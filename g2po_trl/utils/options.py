@@ -200,7 +200,7 @@ def kwargs_help(choices: Mapping[str, Choice]) -> str:
     for name, row in choices.items():
         text = "\n".join(cleandoc(one.__doc__ or "") for one in (row.load(), getattr(row.load(), row.method)))
         help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
-        options = [f"`{option}` ({default!r}), {help_of.get(option, '…')}" for option, default in row.options.items()]
+        options = [f"`{option}` ({default!r}), {help_of[option]}" for option, default in row.options.items()]
         described += [f"`{name}`:", *options] if options else []
     return " ".join(" ".join([*described, "As a flag: JSON."]).split())
 

@@ -152,11 +152,13 @@ function chartsOf(sources, indexes) {
   return charts;
 }
 
-// The first and the last evaluation of the set "report", or else of the last set; `null`: fewer than two.
+// The first and the last evaluation of the set "report", or else of the last set, of the same tasks at one temperature, as
+// in runs/summary.py; `null`: fewer than two.
 function evaluated() {
   const named = run.evaluations.filter((e) => Number.isFinite(e.success_rate));
-  const mine = named.filter((e) => e.name === (named.some((one) => one.name === "report") ? "report" : named.at(-1).name));
-  return mine.length > 1 ? [mine[0], mine.at(-1)] : null;
+  const last = named.findLast((e) => e.name === "report") || named.at(-1);
+  const first = named.find((e) => ["name", "panel", "temperature"].every((key) => e[key] === last[key]));
+  return first !== last ? [first, last] : null;
 }
 
 // The first and the last iterations, at most `SMOOTHED` at each end, with mean success.
